@@ -1,0 +1,35 @@
+/* Leveled, structured, line-oriented log on stderr.
+ *
+ * A line is `time level module: text key=value …`; under a service manager (JOURNAL_STREAM set) the
+ * time is left out and the line starts with the <N> priority. Thread-safe: one write(2) for a line.
+ */
+#ifndef KV_COMMON_BASE_LOG_H
+#define KV_COMMON_BASE_LOG_H
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum kv_log_level { KV_LOG_ERROR, KV_LOG_WARNING, KV_LOG_INFO, KV_LOG_DEBUG };
+
+void kv_log_set_level(enum kv_log_level level);
+enum kv_log_level kv_log_level(void);
+
+/* "error", "warning", "info", "debug"; 0 on success, -1 when the word is none of them. */
+int kv_log_parse_level(const char *word, enum kv_log_level *level);
+
+void kv_log(enum kv_log_level level, const char *module, const char *format, ...)
+#if defined(__GNUC__)
+	__attribute__((format(printf, 3, 4)))
+#endif
+	;
+
+#define kv_error(module, ...)   kv_log(KV_LOG_ERROR, module, __VA_ARGS__)
+#define kv_warning(module, ...) kv_log(KV_LOG_WARNING, module, __VA_ARGS__)
+#define kv_info(module, ...)    kv_log(KV_LOG_INFO, module, __VA_ARGS__)
+#define kv_debug(module, ...)   kv_log(KV_LOG_DEBUG, module, __VA_ARGS__)
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,40 @@
+/* Sampling of the next token. The whole state is plain data: it is pushed to the store and restored by
+ * a worker that takes a sequence over. */
+#ifndef GW_TEXT_SAMPLER_H
+#define GW_TEXT_SAMPLER_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/random.h"
+#include "common/base/status.h"
+#include "common/memory/allocator.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gw_sampler_options {
+	float temperature;  /* 0: greedy, the lowest id wins a tie */
+	uint32_t top_k;     /* 0: off */
+	float top_p;        /* 1: off */
+	uint64_t seed;
+};
+
+struct gw_sampler {
+	struct gw_sampler_options options;
+	struct kv_random random;
+};
+
+/* KV_INVALID with a sentence for a value out of range (temperature in [0, 100], top_p in (0, 1]). */
+enum kv_status gw_sampler_init(struct gw_sampler *sampler, const struct gw_sampler_options *options);
+
+/* Pick a token from logits[vocabulary]. scratch: room for vocabulary pairs, gw_sampler_scratch_bytes. */
+size_t gw_sampler_scratch_bytes(uint32_t vocabulary);
+int32_t gw_sampler_pick(struct gw_sampler *sampler, const float *logits, uint32_t vocabulary,
+	void *scratch);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,28 @@
+/* What the files of the CPU backend share. Private to kernels/cpu and tests/kernels.
+ *
+ * Each op NAME has kn_cpu_NAME in NAME.c: it checks its arguments, cuts the work into tasks for the
+ * pool, and calls the inner loop for backend->level: the plain C one beside it, or the one in
+ * NAME_avx2.c or NAME_avx512.c.
+ */
+#ifndef KN_CPU_BACKEND_CPU_H
+#define KN_CPU_BACKEND_CPU_H
+
+#include "kernels/backend.h"
+#include "kernels/cpu/pool.h"
+
+struct kn_backend {
+	struct kv_allocator *allocator;
+	struct kn_pool *pool;
+	enum kn_cpu_level level;   /* resolved, never AUTO */
+	uint32_t max_rows, max_columns;
+	void *matmul_scratch;      /* quantised activations of one matmul; owned by matmul.c */
+	char description[96];
+};
+
+#define KN_CPU_DECLARE(op, arguments)                                          \
+	enum kv_status kn_cpu_##op(struct kn_backend *backend, struct kn_stream *stream,             \
+		const struct arguments *a);
+KN_BACKEND_OPS(KN_CPU_DECLARE)
+#undef KN_CPU_DECLARE
+
+#endif
