@@ -20,9 +20,9 @@ int kv_log_parse_level(const char *word, enum kv_log_level *level);
 
 void kv_log(enum kv_log_level level, const char *module, const char *format, ...)
 #if defined(__GNUC__)
-	__attribute__((format(printf, 3, 4)))
+    __attribute__((format(printf, 3, 4)))
 #endif
-	;
+    ;
 
 #define kv_error(module, ...)   kv_log(KV_LOG_ERROR, module, __VA_ARGS__)
 #define kv_warning(module, ...) kv_log(KV_LOG_WARNING, module, __VA_ARGS__)

@@ -1,0 +1,95 @@
+#include "common/base/log.h"
+
+#include "common/base/clock.h"
+
+#include <errno.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+enum { LINE_SIZE = 2048 };
+
+static atomic_int current_level = KV_LOG_INFO;
+
+static const char *const level_words[] = {"error", "warning", "info", "debug"};
+
+/* syslog priorities, as the service manager reads them from the start of a line. */
+static const int level_priorities[] = {3, 4, 6, 7};
+
+void kv_log_set_level(enum kv_log_level level)
+{
+	atomic_store_explicit(&current_level, (int)level, memory_order_relaxed);
+}
+
+enum kv_log_level kv_log_level(void)
+{
+	return (enum kv_log_level)atomic_load_explicit(&current_level, memory_order_relaxed);
+}
+
+int kv_log_parse_level(const char *word, enum kv_log_level *level)
+{
+	for (int i = 0; i < (int)(sizeof level_words / sizeof level_words[0]); i++) {
+		if (strcmp(word, level_words[i]) == 0) {
+			*level = (enum kv_log_level)i;
+			return 0;
+		}
+	}
+	return -1;
+}
+
+static size_t put_head(char *line, size_t size, enum kv_log_level level, const char *module)
+{
+	uint64_t now = kv_wall_ms();
+	time_t seconds = (time_t)(now / 1000);
+	struct tm utc;
+	int length;
+
+	if (getenv("JOURNAL_STREAM")) {
+		length = snprintf(line, size, "<%d>%s: ", level_priorities[level], module);
+	} else {
+		gmtime_r(&seconds, &utc);
+		length =
+		    snprintf(line, size, "%04d-%02d-%02dT%02d:%02d:%02d.%03uZ %s %s: ", utc.tm_year + 1900,
+		        utc.tm_mon + 1, utc.tm_mday, utc.tm_hour, utc.tm_min, utc.tm_sec,
+		        (unsigned)(now % 1000), level_words[level], module);
+	}
+	if (length < 0) return 0;
+	return (size_t)length < size ? (size_t)length : size - 1;
+}
+
+/* One event is one line: a newline inside untrusted text must not start a forged second one. */
+static void hide_control_characters(char *text, size_t length)
+{
+	for (size_t i = 0; i < length; i++) {
+		unsigned char byte = (unsigned char)text[i];
+
+		if (byte < 0x20 || byte == 0x7f) text[i] = byte == '\n' || byte == '\t' ? ' ' : '?';
+	}
+}
+
+void kv_log(enum kv_log_level level, const char *module, const char *format, ...)
+{
+	char line[LINE_SIZE];
+	size_t head;
+	size_t length;
+	int saved_errno = errno;
+	int written;
+	va_list arguments;
+
+	if (level > kv_log_level()) return;
+	head = put_head(line, sizeof line - 1, level, module);
+	va_start(arguments, format);
+	written = vsnprintf(line + head, sizeof line - 1 - head, format, arguments);
+	va_end(arguments);
+	length = strlen(line);
+	hide_control_characters(line + head, length - head);
+	if (written >= 0 && (size_t)written > length - head) memcpy(line + length - 3, "...", 3);
+	line[length++] = '\n';
+	/* A log line that cannot be written has nowhere else to go. */
+	if (write(STDERR_FILENO, line, length) < 0) errno = saved_errno;
+	errno = saved_errno;
+}
