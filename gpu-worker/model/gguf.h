@@ -60,6 +60,8 @@ enum kv_status gw_gguf_array_f32(const struct gw_gguf *file, const char *key, fl
 enum kv_status gw_gguf_tensor(const struct gw_gguf *file, const char *name,
 	struct gw_gguf_tensor *tensor);
 uint64_t gw_gguf_tensor_count(const struct gw_gguf *file);
+/* The tensors in the order of their names; index < gw_gguf_tensor_count. */
+void gw_gguf_tensor_at(const struct gw_gguf *file, uint64_t index, struct gw_gguf_tensor *tensor);
 
 /* BLAKE2b-256 of the whole file: what kvstored knows a model by. */
 enum kv_status gw_gguf_digest(const struct gw_gguf *file, uint8_t digest[32]);

@@ -29,6 +29,10 @@ struct gw_model_options {
 	void *progress_context;
 };
 
+/* The shape alone, without loading weights: for sizing the backend (its widest matmul input is the
+ * largest of hidden, feed_forward and heads × head_dim) before a model is opened on it. */
+enum kv_status gw_model_read_shape(const struct gw_gguf *file, struct gw_model_shape *shape);
+
 /* Build from an open file, which may be closed afterwards. KV_UNSUPPORTED names the architecture or
  * tensor type; KV_CORRUPT names a missing or misshapen tensor. */
 enum kv_status gw_model_open(const struct gw_gguf *file, const struct gw_model_options *options,
