@@ -1,0 +1,325 @@
+/* The store's engine: which segments exist, where they lie, who may read, write and remove them.
+ *
+ * Pure: it does no I/O, starts no thread and takes no lock. Time, randomness and memory regions
+ * come in through struct kvs_environment, so a run is a function of its calls. One thread calls it.
+ *
+ * Words. A model is an id with a layout. A peer is a connection with a lease (slot and epoch). A
+ * sequence is opened or resumed by one peer under a handle, and owns a list of segments that covers
+ * the positions from 0 without a gap. A segment is reserved by a sequence, written by its peer,
+ * then committed under its content key, and never changes afterwards. A unit is one layer of one
+ * segment.
+ *
+ * Nothing that a live lease protects is reused: segments in the list, or among the pieces, of a
+ * sequence that a peer holds are referenced; the others may be evicted. When a lease ends,
+ * environment.lease_changed(slot, 0) is called before any of its references goes.
+ *
+ * Every refusal leaves the engine as it was (a reserve may have evicted), and its text (kv_fail)
+ * names what was asked, what is there and the limit. Common errors: KV_STALE (the peer's lease has
+ * lapsed, or the handle is from before), KV_NOT_FOUND (no such handle or id), KV_INVALID, KV_LIMIT,
+ * KV_NO_MEMORY. Views are borrowed until the next call that is not an accessor.
+ */
+#ifndef KVS_ENGINE_ENGINE_H
+#define KVS_ENGINE_ENGINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/memory/allocator.h"
+#include "proto/wire_layout.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct kvs_engine;
+struct kvs_commit;
+
+enum {
+	KVS_MAX_PARAMETER_BYTES = 16384,
+	KVS_MAX_SAMPLER_BYTES = 4096,
+	KVS_MAX_TENANT = 64, /* bytes, terminator included */
+	KVS_MAX_NAME = 64,   /* of a peer or a model; longer ones are cut */
+	KVS_MAX_MODELS = 64,
+	KVS_MAX_COMMIT_SEGMENTS = 4096
+};
+
+struct kvs_environment {
+	void *context;
+	uint64_t (*now_ms)(void *context); /* monotonic */
+	uint64_t (*random64)(void *context);
+	/* Memory of a new region; `index` is the engine's choice and is never used again. Errors are
+	 * passed on by the reserve that needed it, after eviction did not help. */
+	enum kv_status (*region_create)(void *context, uint32_t index, uint64_t bytes, uint8_t **base);
+	/* The region is empty: nothing in it is reserved, stored or quarantined. */
+	void (*region_destroy)(void *context, uint32_t index);
+	/* The word of the control page: a new epoch, or 0 (store with release order before returning).
+	 */
+	void (*lease_changed)(void *context, uint32_t slot, uint64_t epoch);
+};
+
+/* Zero means the default in brackets. */
+struct kvs_options {
+	uint64_t memory; /* limit of all regions together, bytes; must be given */
+	uint64_t
+	    region_bytes;   /* a usual region [min(memory / 4, 256 MiB)]; grows to the largest unit */
+	uint32_t lease_ms;  /* [3000] */
+	uint32_t orphan_ms; /* [600000] */
+	uint32_t max_peers; /* [KVW_CONTROL_SLOTS] */
+	uint32_t max_sequences; /* active and orphaned together [4096]; the oldest orphan makes room */
+	uint32_t max_segments;  /* reserved and committed together [65536]; eviction makes room */
+	uint64_t max_tokens;    /* token ids kept, of segments and sequences [64 Mi] */
+};
+
+enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kvs_options *options,
+    const struct kvs_environment *environment, struct kvs_engine **engine);
+/* Ends every lease, gives every region back. No commit may be in flight. NULL is allowed. */
+void kvs_engine_destroy(struct kvs_engine *engine);
+
+uint64_t kvs_engine_generation(const struct kvs_engine *engine); /* random, not 0 */
+uint32_t kvs_engine_lease_ms(const struct kvs_engine *engine);
+
+/* Verify every invariant (bytes add up, references and the tree are consistent, lists have no gap):
+ * KV_INTERNAL naming the first that does not hold. Linear in everything; for tests and debugging.
+ */
+enum kv_status kvs_engine_check(const struct kvs_engine *engine);
+
+/* Expire leases (references go, reservations are quarantined, sequences are orphaned) and orphans.
+ * Call it at least each quarter of a lease. */
+void kvs_engine_tick(struct kvs_engine *engine);
+
+/* Evict everything that no lease holds and give empty regions back. Returns the bytes evicted. */
+uint64_t kvs_engine_evict(struct kvs_engine *engine);
+
+/* ---- peers ---- */
+
+struct kvs_peer_request {
+	const char *tenant; /* "" or NULL: the common one; separates segments and sequence ids */
+	const char *name;
+	const uint8_t
+	    *model_id; /* KVW_MODEL_ID_BYTES, NULL for a peer that opens no sequence (kvctl) */
+	const char *model_name;
+	struct kvw_model_layout layout;
+};
+
+/* Register a peer, and its model when it is new. `peer` is its slot; the lease starts now. Errors:
+ * KV_REFUSED (the model is known with another layout: says which field), KV_LIMIT (peers, models).
+ */
+enum kv_status kvs_peer_add(struct kvs_engine *engine, const struct kvs_peer_request *request,
+    uint32_t *peer, uint64_t *epoch);
+
+/* Renew the lease. KV_STALE when it has lapsed or `epoch` is another: the peer must start anew. */
+enum kv_status kvs_peer_heartbeat(struct kvs_engine *engine, uint32_t peer, uint64_t epoch);
+
+/* The connection is gone: the lease ends, sequences are orphaned, the slot is free. Reservations
+ * are freed when proven_dead (the process has exited), else quarantined. A peer whose lease lapsed
+ * must be removed too. Unknown slots are ignored. */
+void kvs_peer_remove(struct kvs_engine *engine, uint32_t peer, int proven_dead);
+
+/* The process that held this epoch has exited: what is quarantined of it is freed. Returns the
+ * bytes. */
+uint64_t kvs_peer_proven_dead(struct kvs_engine *engine, uint64_t epoch);
+
+struct kvs_peer_info {
+	uint64_t epoch;
+	int lapsed;
+	uint64_t heartbeat_age_ms;
+	const char *name, *tenant, *model_name; /* "" when there is none */
+	uint32_t sequences, reserved_segments;
+	uint64_t reserved_bytes;
+};
+/* KV_NOT_FOUND for a free slot. Loop over [0, KVW_CONTROL_SLOTS). */
+enum kv_status kvs_peer_info(
+    const struct kvs_engine *engine, uint32_t peer, struct kvs_peer_info *info);
+
+/* ---- segments as seen from outside ---- */
+
+struct kvs_unit {
+	uint64_t offset, bytes;
+	uint32_t region;
+};
+
+struct kvs_segment_view {
+	uint64_t id; /* never reused within a generation */
+	uint32_t start, tokens, layers;
+	enum kvw_segment_kind kind;
+	enum kvw_provenance provenance;
+	int committed;
+	const struct kvs_unit *units; /* [layers] */
+	const uint32_t *token_ids;    /* [tokens], NULL until committed */
+	const uint32_t *checksums;    /* [layers] CRC-32C, NULL when none were given */
+};
+
+/* Any segment by its id, reserved or committed. */
+enum kv_status kvs_segment_find(
+    const struct kvs_engine *engine, uint64_t segment_id, struct kvs_segment_view *view);
+
+/* The memory of a unit (as region_create gave it), NULL when the region is not there. */
+uint8_t *kvs_unit_memory(const struct kvs_engine *engine, const struct kvs_unit *unit);
+
+/* ---- sequences ---- */
+
+struct kvs_cut {
+	uint32_t end;
+	enum kvw_segment_kind kind;
+};
+
+struct kvs_open_request {
+	const char *sequence_id; /* NULL or "": the engine chooses; else [A-Za-z0-9._:-]{1,63} */
+	const uint32_t *prompt;
+	uint32_t prompt_tokens; /* 1 to KVW_MAX_SEQUENCE_TOKENS */
+	const struct kvs_cut
+	    *cuts; /* ascending, the last end = prompt_tokens; none: nothing is looked up */
+	uint32_t cut_count;
+	uint8_t policy_digest[32];
+	const void *parameters;
+	size_t parameter_bytes;
+};
+
+struct kvs_open_result {
+	uint64_t sequence;       /* handle, valid for this peer until closed */
+	const char *sequence_id; /* borrowed from the sequence */
+	uint32_t shared;         /* entries of the list: the leading cuts that are stored */
+	uint32_t pieces;
+};
+
+/* Open a sequence and reference what is stored of its prompt: first the leading cuts of its own
+ * segmentation, then, below the last of them, the run of exact segments that shares the most
+ * tokens. KV_EXISTS when a live peer of the tenant holds the id; an orphan of that id is dropped.
+ */
+enum kv_status kvs_sequence_open(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_open_request *request, struct kvs_open_result *result);
+
+struct kvs_resume_result {
+	uint64_t sequence;
+	const uint32_t *prompt, *decoded; /* borrowed from the sequence */
+	uint32_t prompt_tokens, decoded_tokens;
+	const void *sampler_state, *parameters;
+	size_t sampler_bytes, parameter_bytes;
+	uint32_t segments; /* entries of the list */
+};
+
+/* Take over an orphan. The list ends before the first segment that was evicted, or that covers
+ * tokens which were never pushed (the sampler's state would not fit). KV_NOT_FOUND, KV_BUSY (a live
+ * peer holds it), KV_REFUSED (other policy digest or model). */
+enum kv_status kvs_sequence_resume(struct kvs_engine *engine, uint32_t peer,
+    const char *sequence_id, const uint8_t policy_digest[32], struct kvs_resume_result *result);
+
+/* keep: orphaned, to be resumed until it expires. Else gone; its exact segments stay in the store.
+ * Reservations that were not committed are freed: the peer says that it writes no more. */
+enum kv_status kvs_sequence_close(
+    struct kvs_engine *engine, uint32_t peer, uint64_t sequence, int keep);
+
+/* Entry `index` of the list (0 <= index < shared / segments / kvs_sequence_length). */
+enum kv_status kvs_sequence_segment(const struct kvs_engine *engine, uint64_t sequence,
+    uint32_t index, struct kvs_segment_view *view);
+enum kv_status kvs_sequence_length(
+    const struct kvs_engine *engine, uint64_t sequence, uint32_t *entries);
+/* Piece `index`: its leading `tokens` positions are the prompt's. */
+enum kv_status kvs_sequence_piece(const struct kvs_engine *engine, uint64_t sequence,
+    uint32_t index, struct kvs_segment_view *view, uint32_t *tokens);
+
+/* Add decoded tokens. `decoded_before` at most the count held (else KV_INVALID: a push was lost);
+ * what is held already is compared (KV_INVALID when it differs) and skipped. The sampler's state is
+ * taken when the push ends at or after the tokens held. */
+enum kv_status kvs_sequence_push(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
+    uint32_t decoded_before, const uint32_t *tokens, uint32_t token_count,
+    const void *sampler_state, size_t sampler_bytes);
+
+/* ---- writing ---- */
+
+struct kvs_new_segment {
+	uint32_t start, tokens;
+	enum kvw_segment_kind kind;
+	enum kvw_provenance provenance;
+};
+
+/* Reserve memory, all or nothing. segment_ids[count] is filled; kvs_segment_find shows the units.
+ * Evicts unreferenced segments, the longest unused first and a child before its parent. KV_LIMIT
+ * with what was asked, used, referenced and quarantined, and the limit. */
+enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
+    const struct kvs_new_segment *segments, uint32_t count, uint64_t *segment_ids);
+
+/* Where the peer may put `bytes` (the whole unit): only its own reservation, only before commit. */
+enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t segment_id,
+    uint32_t layer, uint64_t bytes, uint8_t **memory);
+
+/* Give up reservations, or references to pieces. Ids that are neither are ignored (a repeated
+ * call). A segment whose commit is in flight is KV_BUSY. */
+enum kv_status kvs_release(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
+    const uint64_t *segment_ids, uint32_t count);
+
+struct kvs_commit_request {
+	uint64_t sequence;
+	const uint64_t *segment_ids;
+	uint32_t segment_count;
+	const uint32_t *checksums; /* layer by layer, in order; NULL with count 0: none */
+	uint32_t checksum_count;
+	const uint32_t *tokens; /* of the new segments, concatenated; NULL with count 0: the prompt's */
+	uint32_t token_count;
+	const uint64_t *replaced_ids; /* a run of list entries, in order; none: append */
+	uint32_t replaced_count;
+};
+
+struct kvs_commit_result {
+	uint32_t first, count; /* the list entries that the new segments became */
+	uint32_t duplicates;   /* of them, how many were stored already */
+	int repeated;          /* the request had been carried out before */
+};
+
+/* Begin: everything is checked and allocated, nothing is visible. Then the caller may verify
+ * checksums on another thread (kvs_commit_segment shows what to read; that memory stays put until
+ * finish), and finishes exactly once, whatever happened to the peer meanwhile. One commit of a
+ * sequence at a time (KV_BUSY).
+ *
+ * Finish with `verified` = KV_OK makes the segments visible and cannot fail, unless the sequence
+ * was closed or its lease lapsed meanwhile (KV_STALE). With another status the reservations are
+ * given up and that status is returned. A segment whose key was stored meanwhile, or before, is
+ * dropped: its memory is free at once and the list holds the stored one under another id, so the
+ * answer to the peer must tell it the entries [first, first + count).
+ *
+ * Rules: a run of new segments follows the list (or what it replaces) without a gap; exact ones
+ * hold prompt tokens only and follow exact ones; tokens agree with the prompt. */
+enum kv_status kvs_commit_begin(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_commit_request *request, struct kvs_commit **commit);
+/* Segments to verify: 0 when the request had been carried out before. */
+uint32_t kvs_commit_segments(const struct kvs_commit *commit);
+void kvs_commit_segment(
+    const struct kvs_commit *commit, uint32_t index, struct kvs_segment_view *view);
+enum kv_status kvs_commit_finish(struct kvs_engine *engine, struct kvs_commit *commit,
+    enum kv_status verified, struct kvs_commit_result *result);
+
+/* Begin and finish in one, without verification. */
+enum kv_status kvs_commit_now(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_commit_request *request, struct kvs_commit_result *result);
+
+/* ---- statistics: gauges as of now, counters since creation ---- */
+
+struct kvs_statistics {
+	uint64_t limit_bytes, region_bytes;
+	uint64_t free_bytes;     /* in regions, allocatable */
+	uint64_t reserved_bytes; /* reserved, not committed */
+	uint64_t leased_bytes;   /* committed and referenced by a live peer */
+	uint64_t cached_bytes;   /* committed, not referenced */
+	uint64_t quarantined_bytes;
+	uint64_t free_extents, largest_free_bytes;
+	uint32_t regions, models, peers, peers_lapsed;
+	uint32_t sequences_active, sequences_orphaned;
+	uint32_t segments_reserved, segments_committed, segments_quarantined;
+	uint64_t clusters, tokens; /* of committed segments; clusters of all layers, one KV head */
+	uint64_t references;       /* of sequences to segments */
+	uint64_t evictions, evicted_bytes;
+	uint64_t lease_expiries, orphan_expiries, orphans_dropped;
+	uint64_t prefix_lookup_tokens, prefix_shared_tokens, prefix_copied_tokens;
+	uint64_t commits, commits_duplicate, commits_repeated, commits_corrupt, commits_stale,
+	    commits_refused; /* requests; commits_duplicate counts segments */
+	uint64_t reserves, reserve_failures;
+	uint64_t zombie_reservations; /* ever quarantined */
+	uint64_t sequences_opened, sequences_resumed, pushes;
+};
+void kvs_engine_statistics(const struct kvs_engine *engine, struct kvs_statistics *statistics);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
