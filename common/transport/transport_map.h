@@ -1,0 +1,43 @@
+/* Sealed memory that crosses a process boundary beside the regions of the map transport: a client's
+ * staging memory and the store's control page.
+ *
+ * All of it is memfd. What a peer maps it maps only after checking the seals and the size: memory
+ * that can shrink under a mapping means SIGBUS.
+ */
+#ifndef KV_COMMON_TRANSPORT_TRANSPORT_MAP_H
+#define KV_COMMON_TRANSPORT_TRANSPORT_MAP_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* The client's half: zeroed memory of `bytes` (a positive multiple of the page size), mapped
+ * writable and sealed against growing, shrinking and further seals. The caller passes the
+ * descriptor to the store and ends with kv_staging_destroy. KV_NO_MEMORY, KV_INVALID, KV_IO. */
+enum kv_status kv_staging_create(uint64_t bytes, uint8_t **memory, int *descriptor);
+void kv_staging_destroy(uint8_t *memory, uint64_t bytes, int descriptor);
+
+/* The store's half: map a peer's staging memory read-only. Its contents may change at any moment:
+ * copy first, then check the copy. Takes the descriptor (closes it), also on failure. KV_REFUSED
+ * when it is not memory of exactly `bytes` sealed SHRINK and GROW. */
+enum kv_status kv_staging_map(int descriptor, uint64_t bytes, const uint8_t **memory);
+void kv_staging_unmap(const uint8_t *memory, uint64_t bytes);
+
+/* The store's half: one zeroed page, writable through *page for the store alone; everybody who gets
+ * the descriptor can only read it. The descriptor stays the caller's. */
+enum kv_status kv_control_page_create(void **page, int *descriptor);
+void kv_control_page_destroy(void *page, int descriptor);
+
+/* The client's half: map the page read-only. Takes the descriptor (closes it), also on failure. */
+enum kv_status kv_control_page_map(int descriptor, const void **page);
+void kv_control_page_unmap(const void *page);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
