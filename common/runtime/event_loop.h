@@ -27,8 +27,9 @@ struct kv_waker;
 enum kv_loop_event {
 	KV_LOOP_READABLE = 1,
 	KV_LOOP_WRITABLE = 2,
-	/* The peer closed or the descriptor failed. Reported whether asked for or not, together with
-	 * the events that were asked for, so that a read or write finds out the cause. */
+	/* Asked for: the peer closed its sending side (holds from then on, so a watch that ignores it
+	 * is called again and again). Not asked for: only when the descriptor failed, together with the
+	 * events that were asked for, so that a read or write finds out why; no event follows then. */
 	KV_LOOP_HANGUP = 4
 };
 
