@@ -25,14 +25,14 @@ enum gw_chat_format gw_chat_detect(const char *template_text, size_t length);
 
 /* Render as text (to be compared with goldens). *text is allocated, owned by the caller. */
 enum kv_status gw_chat_render(enum gw_chat_format format, struct kv_allocator *allocator,
-	const struct gw_chat_message *messages, unsigned count, int generation_prompt, char **text,
-	size_t *length);
+    const struct gw_chat_message *messages, unsigned count, int generation_prompt, char **text,
+    size_t *length);
 
 /* Render straight to ids: the template's own special tokens are special, those inside a message's
  * content never are. *ids is allocated, owned by the caller. */
 enum kv_status gw_chat_encode(enum gw_chat_format format, const struct gw_tokenizer *tokenizer,
-	struct kv_allocator *allocator, const struct gw_chat_message *messages, unsigned count,
-	int generation_prompt, int32_t **ids, uint32_t *id_count);
+    struct kv_allocator *allocator, const struct gw_chat_message *messages, unsigned count,
+    int generation_prompt, int32_t **ids, uint32_t *id_count);
 
 #ifdef __cplusplus
 }

@@ -1,5 +1,5 @@
-/* Sampling of the next token. The whole state is plain data: it is pushed to the store and restored by
- * a worker that takes a sequence over. */
+/* Sampling of the next token. The whole state is plain data: it is pushed to the store and restored
+ * by a worker that takes a sequence over. */
 #ifndef GW_TEXT_SAMPLER_H
 #define GW_TEXT_SAMPLER_H
 
@@ -15,9 +15,9 @@ extern "C" {
 #endif
 
 struct gw_sampler_options {
-	float temperature;  /* 0: greedy, the lowest id wins a tie */
-	uint32_t top_k;     /* 0: off */
-	float top_p;        /* 1: off */
+	float temperature; /* 0: greedy, the lowest id wins a tie */
+	uint32_t top_k;    /* 0: off */
+	float top_p;       /* 1: off */
 	uint64_t seed;
 };
 
@@ -26,13 +26,19 @@ struct gw_sampler {
 	struct kv_random random;
 };
 
-/* KV_INVALID with a sentence for a value out of range (temperature in [0, 100], top_p in (0, 1]). */
-enum kv_status gw_sampler_init(struct gw_sampler *sampler, const struct gw_sampler_options *options);
+/* KV_INVALID with a sentence for a value out of range (temperature in [0, 100], top_p in (0, 1]).
+ */
+enum kv_status gw_sampler_init(
+    struct gw_sampler *sampler, const struct gw_sampler_options *options);
 
-/* Pick a token from logits[vocabulary]. scratch: room for vocabulary pairs, gw_sampler_scratch_bytes. */
+/* Pick a token from logits[vocabulary], vocabulary > 0. scratch: gw_sampler_scratch_bytes, aligned
+ * as kv_alloc does. Logits are divided by the temperature, then cut to top_k, then to the smallest
+ * set of at least top_p of what is left (ties: the lowest id first), and one number is drawn from
+ * `random`; greedy picks draw none. A NaN counts as minus infinity. Same state and logits: same
+ * token. */
 size_t gw_sampler_scratch_bytes(uint32_t vocabulary);
-int32_t gw_sampler_pick(struct gw_sampler *sampler, const float *logits, uint32_t vocabulary,
-	void *scratch);
+int32_t gw_sampler_pick(
+    struct gw_sampler *sampler, const float *logits, uint32_t vocabulary, void *scratch);
 
 #ifdef __cplusplus
 }

@@ -15,20 +15,20 @@ enum { GW_MAX_STOPS = 16, GW_MAX_STOP_BYTES = 256 };
 
 struct gw_stream_decoder;
 
-/* `stops`: up to GW_MAX_STOPS texts of at most GW_MAX_STOP_BYTES bytes, copied. `capacity`: most bytes of the
- * whole text, allocated now. */
+/* `stops`: up to GW_MAX_STOPS texts of at most GW_MAX_STOP_BYTES bytes, copied. `capacity`: most
+ * bytes of the whole text, allocated now. */
 enum kv_status gw_stream_decoder_create(struct kv_allocator *allocator, const char *const *stops,
-	unsigned stop_count, size_t capacity, struct gw_stream_decoder **decoder);
+    unsigned stop_count, size_t capacity, struct gw_stream_decoder **decoder);
 void gw_stream_decoder_destroy(struct gw_stream_decoder *decoder);
 
-/* Append a token's bytes. *stopped = 1 when a stop string is complete; the text then ends before it.
- * KV_LIMIT when the capacity is full. */
-enum kv_status gw_stream_decoder_push(struct gw_stream_decoder *decoder, const char *bytes,
-	size_t length, int *stopped);
+/* Append a token's bytes. *stopped = 1 when a stop string is complete; the text then ends before
+ * it. KV_LIMIT when the capacity is full. */
+enum kv_status gw_stream_decoder_push(
+    struct gw_stream_decoder *decoder, const char *bytes, size_t length, int *stopped);
 
-/* What may be shown and was not yet: ends at a character boundary and before anything that may still
- * become a stop string. With `finish`, the rest too (a broken character at the end becomes U+FFFD).
- * Borrowed until the next call. */
+/* What may be shown and was not yet: ends at a character boundary and before anything that may
+ * still become a stop string. With `finish`, the rest too (a broken character at the end becomes
+ * U+FFFD). Borrowed until the next call. */
 const char *gw_stream_decoder_take(struct gw_stream_decoder *decoder, int finish, size_t *length);
 
 /* The whole text shown so far, terminated. Borrowed. */
