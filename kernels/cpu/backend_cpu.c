@@ -1,0 +1,173 @@
+#include "kernels/cpu/backend_cpu.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cpu/attend_scratch.h"
+#include "kernels/cpu/memory.h"
+#include "kernels/cpu/weight.h"
+
+enum { MAX_ROWS = 1 << 16, MAX_COLUMNS = 1 << 20 };
+
+/* Everything runs before the call returns, so a stream holds nothing. */
+struct kn_stream {
+	struct kn_backend *backend;
+};
+
+static const char *const level_names[] = {
+    [KN_CPU_AUTO] = "auto",
+    [KN_CPU_PLAIN] = "plain",
+    [KN_CPU_AVX2] = "avx2",
+    [KN_CPU_AVX512] = "avx512",
+};
+
+enum kn_cpu_level kn_cpu_best_level(void)
+{
+#if defined(__x86_64__)
+	__builtin_cpu_init();
+	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
+	    !__builtin_cpu_supports("f16c") || !__builtin_cpu_supports("bmi2"))
+		return KN_CPU_PLAIN;
+	if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
+	    !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
+	    !__builtin_cpu_supports("avx512vnni"))
+		return KN_CPU_AVX2;
+	return KN_CPU_AVX512;
+#else
+	return KN_CPU_PLAIN;
+#endif
+}
+
+static enum kv_status choose_level(enum kn_cpu_level wanted, enum kn_cpu_level *level)
+{
+	enum kn_cpu_level best = kn_cpu_best_level();
+
+	if ((unsigned)wanted > KN_CPU_AVX512)
+		return kv_fail(
+		    KV_INVALID, "CPU level %d is unknown: use auto, plain, avx2 or avx512", (int)wanted);
+	if (wanted == KN_CPU_AUTO) wanted = best;
+	if (wanted > best)
+		return kv_fail(KV_UNSUPPORTED, "CPU level %s: this machine has %s, use that or auto",
+		    level_names[wanted], level_names[best]);
+	*level = wanted;
+	return KV_OK;
+}
+
+static void cpu_close(struct kn_backend *backend)
+{
+	if (!backend) return;
+	kn_rotate_cache_destroy(backend);
+	kn_matmul_scratch_destroy(backend);
+	kn_cpu_attend_scratch_destroy(backend);
+	kn_pool_destroy(backend->pool);
+	kv_free(backend->allocator, backend);
+}
+
+static enum kv_status cpu_open(const struct kn_backend_options *options, struct kn_backend **out)
+{
+	enum kn_cpu_level level = KN_CPU_PLAIN;
+
+	if (options->max_rows > MAX_ROWS || options->max_columns > MAX_COLUMNS)
+		return kv_fail(KV_INVALID, "%u rows of %u columns: the cpu backend takes %d of %d at most",
+		    options->max_rows, options->max_columns, MAX_ROWS, MAX_COLUMNS);
+	KV_TRY(choose_level(options->cpu_level, &level));
+	struct kn_backend *backend = kv_alloc_zero(options->allocator, sizeof *backend);
+
+	if (!backend) return KV_NO_MEMORY;
+	uint32_t threads = options->threads ? options->threads : kn_usable_cpus();
+	enum kv_status status;
+
+	backend->allocator = options->allocator;
+	backend->level = level;
+	backend->max_rows = options->max_rows ? options->max_rows : KN_MAX_DECODE_ROWS;
+	backend->max_columns = options->max_columns;
+	snprintf(backend->description, sizeof backend->description, "cpu %s threads=%" PRIu32,
+	    level_names[level], threads);
+	KV_TRY_GOTO(status,
+	    kn_pool_create(options->allocator, threads, KN_CPU_SCRATCH_BYTES, &backend->pool), undo);
+	KV_TRY_GOTO(status, kn_matmul_scratch_create(backend), undo);
+	KV_TRY_GOTO(status, kn_cpu_attend_scratch_create(backend), undo);
+	KV_TRY_GOTO(status, kn_rotate_cache_create(backend), undo);
+	*out = backend;
+	return KV_OK;
+undo:
+	cpu_close(backend);
+	return status;
+}
+
+static const char *cpu_describe(struct kn_backend *backend)
+{
+	return backend->description;
+}
+
+static enum kv_status cpu_buffer_create(struct kn_backend *backend, size_t bytes, void **buffer)
+{
+	void *memory = kn_memory_create(backend->allocator, bytes);
+
+	if (!memory) return KV_NO_MEMORY;
+	*buffer = memory;
+	return KV_OK;
+}
+
+static void cpu_buffer_destroy(struct kn_backend *backend, void *buffer)
+{
+	kn_memory_destroy(backend->allocator, buffer);
+}
+
+static enum kv_status cpu_upload(struct kn_backend *backend, struct kn_stream *stream, void *device,
+    const void *host, size_t bytes)
+{
+	(void)backend;
+	(void)stream;
+	if (bytes > 0) memcpy(device, host, bytes);
+	return KV_OK;
+}
+
+static enum kv_status cpu_download(struct kn_backend *backend, struct kn_stream *stream, void *host,
+    const void *device, size_t bytes)
+{
+	return cpu_upload(backend, stream, host, device, bytes);
+}
+
+static enum kv_status cpu_stream_create(struct kn_backend *backend, struct kn_stream **out)
+{
+	struct kn_stream *stream = kv_alloc(backend->allocator, sizeof *stream);
+
+	if (!stream) return KV_NO_MEMORY;
+	stream->backend = backend;
+	*out = stream;
+	return KV_OK;
+}
+
+static void cpu_stream_destroy(struct kn_backend *backend, struct kn_stream *stream)
+{
+	kv_free(backend->allocator, stream);
+}
+
+static enum kv_status cpu_stream_wait(struct kn_backend *backend, struct kn_stream *stream)
+{
+	(void)backend;
+	(void)stream;
+	return KV_OK;
+}
+
+const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
+    .name = "cpu",
+    .open = cpu_open,
+    .close = cpu_close,
+    .describe = cpu_describe,
+    .buffer_create = cpu_buffer_create,
+    .buffer_destroy = cpu_buffer_destroy,
+    .upload = cpu_upload,
+    .download = cpu_download,
+    .stream_create = cpu_stream_create,
+    .stream_destroy = cpu_stream_destroy,
+    .stream_wait = cpu_stream_wait,
+    .weight_pack = kn_cpu_weight_pack,
+    .weight_destroy = kn_cpu_weight_destroy,
+    .weight_bytes = kn_cpu_weight_bytes,
+#define OP_ENTRY(op, arguments) .op = kn_cpu_##op,
+    KN_BACKEND_OPS(OP_ENTRY)
+#undef OP_ENTRY
+};

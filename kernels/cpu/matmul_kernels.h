@@ -1,0 +1,56 @@
+/* The inner loops of matmul, and the bits that they agree on.
+ *
+ * Activations are quantised by blocks of 32 columns to int8 (scale = largest / 127, round to
+ * nearest even) and kept in panels of 8 rows. One output element is, for blocks b in ascending
+ * order,
+ *
+ *   scales:            sum = fma(float(dot), scale_w * scale_x, sum)       dot = Σ (code - offset)
+ * * q with a minimum:    then sum = fma(minimum, scale_x * Σ q, sum) P6S:               sum =
+ * fma(fma(float(dot1), scale1, float(dot0) * scale0), scale_x, sum)
+ *
+ * with exact integer dots, so all levels, row counts and thread counts give the same bits. At fp32
+ * precision an element is a chain of fused multiply-adds over ascending columns (at the plain level
+ * a chain of multiplications and additions, since fma without the instruction is too slow there).
+ */
+#ifndef KN_CPU_MATMUL_KERNELS_H
+#define KN_CPU_MATMUL_KERNELS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/cpu/weight.h"
+
+enum { KN_PANEL_ROWS = 8 };
+
+/* One block of 32 columns of 8 activation rows: 384 bytes. Rows beyond the batch are zero. */
+struct kn_panel_block {
+	int8_t q[KN_PANEL_ROWS][KN_BLOCK_COLUMNS];
+	float scale[KN_PANEL_ROWS];
+	float sum[KN_PANEL_ROWS];             /* scale * sum of the codes */
+	int32_t negative[KN_PANEL_ROWS];      /* -sum of the codes */
+	int32_t negative_high[KN_PANEL_ROWS]; /* -sum of the codes of columns 16 to 31 */
+};
+
+/* out[n][16] for rows n of the panel: one tile of `blocks` blocks. */
+typedef void kn_tile_kernel(
+    const uint8_t *tile, uint32_t blocks, const struct kn_panel_block *panel, float *out);
+/* The same for float activations, x [rows][columns], row stride x_stride floats. */
+typedef void kn_tile_kernel_f32(
+    const float *tile, uint32_t columns, const float *x, size_t x_stride, float *out);
+
+/* Quantise rows [0, rows) of x, rows ≤ 8, into a panel of columns / 32 blocks. */
+typedef void kn_panel_kernel(
+    const float *x, size_t x_stride, uint32_t rows, uint32_t columns, struct kn_panel_block *panel);
+
+/* Kernels for 1, 2, 4 and 8 rows. */
+enum { KN_ROW_VARIANTS = 4 };
+
+struct kn_matmul_kernels {
+	kn_tile_kernel *tile[KN_TILE_QUANTISED_FORMATS][KN_ROW_VARIANTS];
+	kn_tile_kernel_f32 *tile_f32[KN_ROW_VARIANTS];
+	kn_panel_kernel *panel;
+};
+
+extern const struct kn_matmul_kernels kn_matmul_plain, kn_matmul_avx2, kn_matmul_avx512;
+
+#endif

@@ -1,0 +1,171 @@
+/* The reference of the matmul inner loops: the others give the same bits. */
+#include <math.h>
+#include <string.h>
+
+#include "kernels/cpu/half.h"
+#include "kernels/cpu/matmul_kernels.h"
+
+/* Adding and taking away 1.5 * 2^23 rounds to an integer, half to even, for |x| < 2^22. */
+static int32_t round_to_int(float x)
+{
+	const float magic = 12582912.0f;
+	float shifted = x + magic;
+	int32_t bits;
+
+	memcpy(&bits, &shifted, sizeof bits);
+	return bits - 0x4b400000;
+}
+
+static void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
+{
+	float largest = 0.0f;
+	int32_t sums[2] = {0, 0};
+
+	for (uint32_t k = 0; k < KN_BLOCK_COLUMNS; k++) {
+		float magnitude = fabsf(x[k]);
+
+		largest = magnitude > largest ? magnitude : largest;
+	}
+	/* Blocks too small for 127 / largest to be finite count as zero. */
+	float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
+	float scale = largest / 127.0f;
+
+	for (uint32_t k = 0; k < KN_BLOCK_COLUMNS; k++) {
+		int32_t q = round_to_int(x[k] * inverse);
+
+		block->q[row][k] = (int8_t)q;
+		sums[k / 16] += (int8_t)q;
+	}
+	block->scale[row] = scale;
+	block->sum[row] = scale * (float)(sums[0] + sums[1]);
+	block->negative[row] = -(sums[0] + sums[1]);
+	block->negative_high[row] = -sums[1];
+}
+
+static void zero_row(struct kn_panel_block *block, uint32_t row)
+{
+	memset(block->q[row], 0, sizeof block->q[row]);
+	block->scale[row] = block->sum[row] = 0.0f;
+	block->negative[row] = block->negative_high[row] = 0;
+}
+
+static void panel_plain(
+    const float *x, size_t x_stride, uint32_t rows, uint32_t columns, struct kn_panel_block *panel)
+{
+	for (uint32_t b = 0; b < columns / KN_BLOCK_COLUMNS; b++) {
+		for (uint32_t n = 0; n < rows; n++)
+			quantise_block(x + x_stride * n + KN_BLOCK_COLUMNS * (size_t)b, &panel[b], n);
+		for (uint32_t n = rows; n < KN_PANEL_ROWS; n++)
+			zero_row(&panel[b], n);
+	}
+}
+
+/* Codes of a block as signed bytes [16][32], offset taken away. */
+static void unpack_block(enum kn_tile_format format, const uint8_t *codes, int16_t *w)
+{
+	int32_t offset = kn_tile_offset(format);
+
+	for (uint32_t r = 0; r < KN_TILE_ROWS; r++)
+		for (uint32_t j = 0; j < 8; j++)
+			for (uint32_t i = 0; i < 4; i++)
+				w[32 * r + 4 * j + i] =
+				    (int16_t)((int32_t)kn_tile_code(format, codes, r, j, i) - offset);
+}
+
+static int32_t dot16(const int16_t *w, const int8_t *q)
+{
+	int32_t sum = 0;
+
+	for (int k = 0; k < 16; k++)
+		sum += w[k] * q[k];
+	return sum;
+}
+
+static void tile_plain(enum kn_tile_format format, uint32_t rows, const uint8_t *tile,
+    uint32_t blocks, const struct kn_panel_block *panel, float *out)
+{
+	memset(out, 0, rows * KN_TILE_ROWS * sizeof *out);
+	for (uint32_t b = 0; b < blocks; b++) {
+		const struct kn_panel_block *x = &panel[b];
+		const uint16_t *scales, *minimums;
+		const uint8_t *codes;
+		int16_t w[KN_TILE_ROWS * KN_BLOCK_COLUMNS];
+
+		kn_tile_block(format, tile, b, &scales, &minimums, &codes);
+		unpack_block(format, codes, w);
+		for (uint32_t r = 0; r < KN_TILE_ROWS; r++) {
+			float scale = kn_half_to_float(scales[r]);
+			float second = minimums ? kn_half_to_float(minimums[r]) : 0.0f;
+
+			for (uint32_t n = 0; n < rows; n++) {
+				float *sum = &out[KN_TILE_ROWS * n + r];
+				float low = (float)dot16(w + 32 * r, x->q[n]);
+				float high = (float)dot16(w + 32 * r + 16, x->q[n] + 16);
+
+				if (format == KN_TILE_P6S) {
+					*sum = fmaf(fmaf(high, second, low * scale), x->scale[n], *sum);
+					continue;
+				}
+				/* Both halves are integers below 2^24, and so is their sum. */
+				*sum = fmaf(low + high, scale * x->scale[n], *sum);
+				if (minimums) *sum = fmaf(second, x->sum[n], *sum);
+			}
+		}
+	}
+}
+
+static void tile_plain_f32(
+    uint32_t rows, const float *tile, uint32_t columns, const float *x, size_t x_stride, float *out)
+{
+	for (uint32_t n = 0; n < rows; n++) {
+		float sum[KN_TILE_ROWS] = {0};
+
+		for (uint32_t k = 0; k < columns; k++) {
+			float a = x[x_stride * n + k];
+
+			for (int r = 0; r < KN_TILE_ROWS; r++)
+				sum[r] += tile[(size_t)k * KN_TILE_ROWS + (size_t)r] * a;
+		}
+		memcpy(out + KN_TILE_ROWS * n, sum, sizeof sum);
+	}
+}
+
+#define DEFINE_KERNEL(format, rows)                                                                \
+	static void tile_##format##_##rows(                                                            \
+	    const uint8_t *tile, uint32_t blocks, const struct kn_panel_block *panel, float *out)      \
+	{                                                                                              \
+		tile_plain(KN_TILE_##format, rows, tile, blocks, panel, out);                              \
+	}
+#define DEFINE_KERNELS(format)                                                                     \
+	DEFINE_KERNEL(format, 1)                                                                       \
+	DEFINE_KERNEL(format, 2)                                                                       \
+	DEFINE_KERNEL(format, 4)                                                                       \
+	DEFINE_KERNEL(format, 8)
+#define DEFINE_F32(rows)                                                                           \
+	static void tile_f32_##rows(                                                                   \
+	    const float *tile, uint32_t columns, const float *x, size_t x_stride, float *out)          \
+	{                                                                                              \
+		tile_plain_f32(rows, tile, columns, x, x_stride, out);                                     \
+	}
+#define LIST_KERNELS(format)                                                                       \
+	{                                                                                              \
+		tile_##format##_1, tile_##format##_2, tile_##format##_4, tile_##format##_8                 \
+	}
+
+DEFINE_KERNELS(P4M)
+DEFINE_KERNELS(P4S)
+DEFINE_KERNELS(P5S)
+DEFINE_KERNELS(P5M)
+DEFINE_KERNELS(P6S)
+DEFINE_KERNELS(P8S)
+DEFINE_F32(1)
+DEFINE_F32(2)
+DEFINE_F32(4)
+DEFINE_F32(8)
+
+const struct kn_matmul_kernels kn_matmul_plain = {
+    .tile = {LIST_KERNELS(P4M), LIST_KERNELS(P4S), LIST_KERNELS(P5S), LIST_KERNELS(P5M),
+        LIST_KERNELS(P6S), LIST_KERNELS(P8S)},
+    .tile_f32 = {tile_f32_1, tile_f32_2, tile_f32_4, tile_f32_8},
+    .panel = panel_plain,
+};

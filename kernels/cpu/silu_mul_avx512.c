@@ -1,0 +1,6 @@
+#include "kernels/cpu/silu_mul_loop.h"
+
+void kn_silu_row_avx512(const float *gate, const float *up, float *out, uint32_t width)
+{
+	kn_silu_loop(gate, up, out, width);
+}
