@@ -28,6 +28,7 @@ void kv_slab_destroy(struct kv_slab *slab);
 void *kv_slab_take(struct kv_slab *slab);
 void kv_slab_give(struct kv_slab *slab, void *object); /* NULL is allowed */
 
+/* UINT32_MAX for a pointer that is not one of its objects. */
 uint32_t kv_slab_index(const struct kv_slab *slab, const void *object);
 
 /* The object of an index, NULL when out of range or not taken: an index from a peer may be passed.
