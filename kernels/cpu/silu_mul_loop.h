@@ -11,14 +11,14 @@ typedef void kn_silu_row(const float *gate, const float *up, float *out, uint32_
 
 kn_silu_row kn_silu_row_plain, kn_silu_row_avx2, kn_silu_row_avx512;
 
-/* exp(x) for x ≤ 88, by 2^n times a polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2]; relative error
- * about 1e-7, 0 below -87. */
+/* exp(x) by 2^n times a polynomial of degree 6 on [-ln 2 / 2, ln 2 / 2]; relative error about 1e-7.
+ * Below -87 it stays at exp(-87), from 88.4 on (n = 128) it is infinite. */
 static inline float kn_silu_exp(float x)
 {
 	const float magic = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
 	float limited = x < -87.0f ? -87.0f : x;
 
-	limited = limited > 88.0f ? 88.0f : limited;
+	limited = limited > 89.0f ? 89.0f : limited;
 	float shifted = fmaf(limited, 1.44269504f, magic);
 	float n = shifted - magic;
 	float f = fmaf(n, -0.693145752f, limited);
