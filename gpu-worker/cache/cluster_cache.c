@@ -1,0 +1,313 @@
+#include "gpu-worker/cache/cluster_cache.h"
+
+#include <string.h>
+
+#include "common/base/random.h"
+#include "common/collect/hash_map.h"
+
+enum { NONE = UINT32_MAX };
+
+struct slot {
+	struct gw_cache_key key;
+	uint32_t first_page, last_page, pages; /* chain, in row order */
+	uint32_t held;      /* leading rows that are valid */
+	uint32_t wanted;    /* after this round's commit; ≥ held */
+	uint64_t pin_round; /* == cache->round: may not be evicted */
+	uint64_t used_step;
+	uint8_t referenced; /* CLOCK's bit */
+	uint8_t used;       /* in use */
+};
+
+struct gw_cluster_cache {
+	struct gw_cache_options options;
+	uint8_t *memory;            /* [page_count][GW_CACHE_PAGE_ROWS][row_bytes] */
+	uint32_t page_count, free_pages, free_first;
+	uint32_t *next_page;        /* [page_count]: chains of slots and of free pages */
+	struct slot *slots;         /* [page_count]: a slot has at least one page */
+	uint32_t *free_slots;       /* stack */
+	uint32_t free_slot_count, hand, used_slots;
+	uint32_t *pending;          /* slots to be filled this round */
+	uint32_t pending_count;
+	struct kv_hash_map *map;
+	uint64_t round, step;
+	struct gw_cache_stats stats;
+};
+
+static enum kv_status take_memory(struct gw_cluster_cache *cache)
+{
+	struct kv_allocator *allocator = cache->options.allocator;
+	size_t page_bytes = cache->options.row_bytes * GW_CACHE_PAGE_ROWS;
+	void *memory;
+
+	cache->next_page = kv_alloc_array(allocator, cache->page_count, sizeof *cache->next_page);
+	cache->slots = kv_alloc_array_zero(allocator, cache->page_count, sizeof *cache->slots);
+	cache->free_slots = kv_alloc_array(allocator, cache->page_count, sizeof *cache->free_slots);
+	cache->pending = kv_alloc_array(allocator, cache->page_count, sizeof *cache->pending);
+	if (!cache->next_page || !cache->slots || !cache->free_slots || !cache->pending)
+		return KV_NO_MEMORY;
+	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct gw_cache_key),
+		kv_random_entropy(), &cache->map));
+	KV_TRY(cache->options.ops->buffer_create(cache->options.backend,
+		page_bytes * cache->page_count, &memory));
+	cache->memory = memory;
+	return KV_OK;
+}
+
+enum kv_status gw_cluster_cache_create(const struct gw_cache_options *options,
+	struct gw_cluster_cache **cache)
+{
+	size_t page_bytes = options->row_bytes * GW_CACHE_PAGE_ROWS;
+	uint64_t pages = options->capacity_bytes / page_bytes;
+	struct gw_cluster_cache *made;
+	enum kv_status status;
+
+	if (pages < 1 || pages > UINT32_MAX / 2)
+		return kv_fail(KV_INVALID, "--cache %llu bytes: must be %zu bytes (one page) to %llu",
+			(unsigned long long)options->capacity_bytes, page_bytes,
+			(unsigned long long)page_bytes * (UINT32_MAX / 2));
+	made = kv_alloc_zero(options->allocator, sizeof *made);
+	if (made == NULL) return KV_NO_MEMORY;
+	made->options = *options;
+	made->page_count = (uint32_t)pages;
+	KV_TRY_GOTO(status, take_memory(made), fail);
+	made->stats.capacity_bytes = pages * page_bytes;
+	gw_cluster_cache_clear(made);
+	*cache = made;
+	return KV_OK;
+fail:
+	gw_cluster_cache_destroy(made);
+	return status;
+}
+
+void gw_cluster_cache_destroy(struct gw_cluster_cache *cache)
+{
+	struct kv_allocator *allocator;
+
+	if (cache == NULL) return;
+	allocator = cache->options.allocator;
+	if (cache->memory != NULL)
+		cache->options.ops->buffer_destroy(cache->options.backend, cache->memory);
+	kv_hash_map_destroy(cache->map);
+	kv_free(allocator, cache->next_page);
+	kv_free(allocator, cache->slots);
+	kv_free(allocator, cache->free_slots);
+	kv_free(allocator, cache->pending);
+	kv_free(allocator, cache);
+}
+
+void gw_cluster_cache_clear(struct gw_cluster_cache *cache)
+{
+	kv_hash_map_clear(cache->map);
+	memset(cache->slots, 0, cache->page_count * sizeof *cache->slots);
+	for (uint32_t i = 0; i < cache->page_count; i++) {
+		cache->next_page[i] = i + 1 < cache->page_count ? i + 1 : (uint32_t)NONE;
+		cache->free_slots[i] = cache->page_count - 1 - i;
+	}
+	cache->free_first = 0;
+	cache->free_pages = cache->page_count;
+	cache->free_slot_count = cache->page_count;
+	cache->pending_count = 0;
+	cache->hand = cache->used_slots = 0;
+	cache->round = 1;
+}
+
+static void drop_slot(struct gw_cluster_cache *cache, uint32_t index)
+{
+	struct slot *slot = &cache->slots[index];
+
+	kv_hash_map_remove(cache->map, &slot->key, NULL);
+	if (slot->pages > 0) {
+		cache->next_page[slot->last_page] = cache->free_first;
+		cache->free_first = slot->first_page;
+		cache->free_pages += slot->pages;
+	}
+	memset(slot, 0, sizeof *slot);
+	cache->free_slots[cache->free_slot_count++] = index;
+	cache->used_slots--;
+}
+
+void gw_cluster_cache_step(struct gw_cluster_cache *cache)
+{
+	cache->step++;
+	if (cache->options.recency == 0) return;
+	for (uint32_t i = 0; i < cache->page_count; i++)
+		if (cache->slots[i].used &&
+			cache->slots[i].used_step + cache->options.recency < cache->step) {
+			drop_slot(cache, i);
+			cache->stats.evictions++;
+		}
+}
+
+void gw_cluster_cache_begin(struct gw_cluster_cache *cache)
+{
+	cache->round++;
+	cache->pending_count = 0;
+}
+
+/* Free pages until `wanted` are there. The hand passes each slot at most twice: once to clear its bit. */
+static int make_room(struct gw_cluster_cache *cache, uint32_t wanted)
+{
+	uint64_t visits = (uint64_t)cache->page_count * 2;
+
+	while (cache->free_pages < wanted && visits-- > 0) {
+		struct slot *slot = &cache->slots[cache->hand];
+		uint32_t index = cache->hand;
+
+		cache->hand = cache->hand + 1 < cache->page_count ? cache->hand + 1 : 0;
+		if (!slot->used || slot->pin_round == cache->round) continue;
+		if (slot->referenced) {
+			slot->referenced = 0;
+			continue;
+		}
+		drop_slot(cache, index);
+		cache->stats.evictions++;
+	}
+	return cache->free_pages >= wanted;
+}
+
+static void add_pages(struct gw_cluster_cache *cache, struct slot *slot, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++) {
+		uint32_t page = cache->free_first;
+
+		cache->free_first = cache->next_page[page];
+		cache->free_pages--;
+		cache->next_page[page] = NONE;
+		if (slot->pages == 0)
+			slot->first_page = page;
+		else
+			cache->next_page[slot->last_page] = page;
+		slot->last_page = page;
+		slot->pages++;
+	}
+}
+
+static uint32_t pages_of(uint32_t rows)
+{
+	return (rows + GW_CACHE_PAGE_ROWS - 1) / GW_CACHE_PAGE_ROWS;
+}
+
+static void count_access(struct gw_cluster_cache *cache, uint32_t held, uint32_t count)
+{
+	uint32_t hit = held < count ? held : count;
+	size_t row = cache->options.row_bytes;
+
+	cache->stats.hit_tokens += hit;
+	cache->stats.miss_tokens += count - hit;
+	cache->stats.hit_bytes += hit * row;
+	cache->stats.miss_bytes += (count - hit) * row;
+	cache->stats.hit_clusters += hit == count;
+	cache->stats.miss_clusters += hit != count;
+}
+
+/* A slot for a key that is not in the cache, pinned and without pages; NONE when there is no room. */
+static uint32_t new_slot(struct gw_cluster_cache *cache, const struct gw_cache_key *key,
+	uint32_t pages)
+{
+	uint32_t index;
+
+	if (!make_room(cache, pages) || cache->free_slot_count == 0) return NONE;
+	index = cache->free_slots[cache->free_slot_count - 1];
+	if (kv_hash_map_insert(cache->map, key, index) != KV_OK) return NONE;
+	cache->free_slot_count--;
+	cache->used_slots++;
+	cache->slots[index].key = *key;
+	cache->slots[index].used = 1;
+	return index;
+}
+
+struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
+	const struct gw_cache_key *key, uint32_t count)
+{
+	struct gw_cache_grant grant = {NONE, 0};
+	uint64_t found = NONE;
+	uint32_t index, more;
+	struct slot *slot;
+	int fresh = !kv_hash_map_find(cache->map, key, &found);
+
+	index = fresh ? new_slot(cache, key, pages_of(count)) : (uint32_t)found;
+	if (index == NONE) {
+		count_access(cache, 0, count);
+		return grant;
+	}
+	slot = &cache->slots[index];
+	slot->pin_round = cache->round;
+	slot->used_step = cache->step;
+	slot->referenced = !fresh;
+	/* What an earlier extent of this round is about to fill is there before anybody reads. */
+	if (slot->wanted < count) {
+		more = pages_of(count) - slot->pages;
+		if (!make_room(cache, more)) {
+			if (slot->pages == 0) drop_slot(cache, index);
+			count_access(cache, 0, count);
+			return grant;
+		}
+		count_access(cache, slot->wanted, count);
+		grant.held = slot->wanted;
+		if (slot->wanted == slot->held) cache->pending[cache->pending_count++] = index;
+		add_pages(cache, slot, more);
+		slot->wanted = count;
+	} else {
+		count_access(cache, count, count);
+		grant.held = count;
+	}
+	grant.slot = index;
+	return grant;
+}
+
+uint32_t gw_cluster_cache_spans(const struct gw_cluster_cache *cache, uint32_t slot_index,
+	uint32_t from, uint32_t to, struct kn_span *spans)
+{
+	const struct slot *slot = &cache->slots[slot_index];
+	size_t row_bytes = cache->options.row_bytes;
+	uint32_t page = slot->first_page, row = 0, written = 0;
+
+	for (uint32_t skip = from / GW_CACHE_PAGE_ROWS; skip > 0; skip--) {
+		page = cache->next_page[page];
+		row += GW_CACHE_PAGE_ROWS;
+	}
+	while (row < to) {
+		uint32_t first = from > row ? from - row : 0;
+		uint32_t last = to - row < GW_CACHE_PAGE_ROWS ? to - row : GW_CACHE_PAGE_ROWS;
+		const uint8_t *rows =
+			cache->memory + ((size_t)page * GW_CACHE_PAGE_ROWS + first) * row_bytes;
+
+		if (written > 0 &&
+			spans[written - 1].rows + spans[written - 1].count * row_bytes == rows) {
+			spans[written - 1].count += last - first;
+		} else {
+			spans[written].rows = rows;
+			spans[written].count = last - first;
+			written++;
+		}
+		page = cache->next_page[page];
+		row += GW_CACHE_PAGE_ROWS;
+	}
+	return written;
+}
+
+void gw_cluster_cache_commit(struct gw_cluster_cache *cache)
+{
+	for (uint32_t i = 0; i < cache->pending_count; i++) {
+		struct slot *slot = &cache->slots[cache->pending[i]];
+
+		slot->held = slot->wanted;
+	}
+	cache->pending_count = 0;
+}
+
+void gw_cluster_cache_abandon(struct gw_cluster_cache *cache)
+{
+	for (uint32_t i = 0; i < cache->pending_count; i++)
+		drop_slot(cache, cache->pending[i]);
+	cache->pending_count = 0;
+}
+
+struct gw_cache_stats gw_cluster_cache_stats(const struct gw_cluster_cache *cache)
+{
+	struct gw_cache_stats stats = cache->stats;
+
+	stats.used_bytes = (uint64_t)(cache->page_count - cache->free_pages) *
+		cache->options.row_bytes * GW_CACHE_PAGE_ROWS;
+	return stats;
+}

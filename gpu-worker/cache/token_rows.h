@@ -1,0 +1,43 @@
+/* KV rows in token order for all KV heads of one layer: sinks, the recent window, a dense layer.
+ * A fixed capacity, taken at init. Rows are addressed by head, then by index from the oldest. */
+#ifndef GW_CACHE_TOKEN_ROWS_H
+#define GW_CACHE_TOKEN_ROWS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#include "kernels/backend.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gw_token_rows {
+	uint8_t *rows;        /* [kv_heads][capacity][row_bytes] */
+	uint32_t kv_heads, capacity, count;
+	size_t row_bytes;
+	const struct kn_backend_ops *ops;
+	struct kn_backend *backend;
+};
+
+enum kv_status gw_token_rows_init(struct gw_token_rows *rows, const struct kn_backend_ops *ops,
+	struct kn_backend *backend, uint32_t kv_heads, uint32_t capacity, size_t row_bytes);
+void gw_token_rows_deinit(struct gw_token_rows *rows);
+
+static inline uint8_t *gw_token_rows_at(const struct gw_token_rows *rows, uint32_t head,
+	uint32_t index)
+{
+	return rows->rows + ((size_t)head * rows->capacity + index) * rows->row_bytes;
+}
+
+/* Append `count` rows of every head from source + head * head_stride. KV_LIMIT when they do not fit. */
+enum kv_status gw_token_rows_append(struct gw_token_rows *rows, const uint8_t *source,
+	size_t head_stride, uint32_t count);
+
+/* Forget the oldest `count` rows. */
+void gw_token_rows_drop(struct gw_token_rows *rows, uint32_t count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

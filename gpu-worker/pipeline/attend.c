@@ -1,0 +1,105 @@
+/* The sparse half of a decode layer: select, then lookup → fetch → attend. */
+#include "common/base/clock.h"
+#include "gpu-worker/pipeline/step.h"
+
+static const struct gw_selection nothing;
+
+enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer)
+{
+	const struct gw_policy_context context = {&pipeline->options.policy, pipeline->shape,
+		pipeline->options.ops, pipeline->options.backend, pipeline->options.stream,
+		pipeline->select_scratch};
+	uint32_t kv_heads = pipeline->shape->kv_heads;
+	size_t width = gw_model_qkv_width(pipeline->options.model);
+	const struct gw_layer_ops *ops = batch[0]->layers[layer].ops;
+
+	for (uint32_t i = 0; i < count * kv_heads; i++)
+		pipeline->selections[i] = nothing;
+	if (ops->select == NULL) return KV_OK;
+	for (uint32_t i = 0; i < count; i++) {
+		const struct gw_layer_state *state = &batch[i]->layers[layer];
+		uint32_t budget = pipeline->options.policy.budget, sinks = state->sinks.count;
+
+		pipeline->rows[i].index = state->index;
+		pipeline->rows[i].q = pipeline->qkv + i * width;
+		pipeline->rows[i].budget = budget > sinks ? budget - sinks : 0;
+		pipeline->rows[i].out = pipeline->selections + (size_t)i * kv_heads;
+	}
+	return ops->select(&context, pipeline->rows, count);
+}
+
+static void report_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence, uint32_t layer,
+	uint32_t first_job, const struct gw_selection *selections)
+{
+	const struct gw_layer_state *state = &sequence->layers[layer];
+	const struct gw_round *round = &pipeline->round;
+	uint32_t group = gw_shape_group(pipeline->shape);
+	size_t cluster_bytes = (size_t)4 * pipeline->shape->head_dim + 8;
+	struct gw_report *report = &sequence->report;
+
+	if (!state->ops->clustered) return;
+	for (uint32_t head = 0; head < pipeline->shape->kv_heads; head++) {
+		const struct kn_attend_job *job = &round->jobs[first_job + head];
+		uint32_t budget = state->sinks.count + selections[head].tokens;
+
+		report->selections++;
+		report->budget_tokens += budget;
+		report->window_tokens += state->recent.count;
+		report->bytes_touched += (double)((budget + state->recent.count) * pipeline->row_bytes +
+			state->index->clusters * cluster_bytes);
+		for (uint32_t g = 0; job->exact_mass != NULL && g < group; g++) {
+			report->estimates++;
+			report->lost_mass_estimated += 1.0 - (double)job->exact_mass[g];
+		}
+	}
+}
+
+static enum kv_status finish_round(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t layer)
+{
+	struct gw_round *round = &pipeline->round;
+	uint32_t kv_heads = pipeline->shape->kv_heads;
+	struct kn_attend_sparse_arguments a = {0};
+	uint64_t start = kv_now_ns();
+	double seconds;
+
+	if (round->job_count == 0) return KV_OK;
+	KV_TRY(gw_round_fetch(pipeline));
+	seconds = kv_seconds_since(start);
+	a.jobs = round->jobs;
+	a.job_count = round->job_count;
+	a.group = gw_shape_group(pipeline->shape);
+	a.head_dim = pipeline->shape->head_dim;
+	a.kv_type = pipeline->options.kv_type;
+	a.scale = pipeline->shape->attention_scale;
+	KV_TRY(pipeline->options.ops->attend_sparse(pipeline->options.backend,
+		pipeline->options.stream, &a));
+	KV_TRY(pipeline->options.ops->stream_wait(pipeline->options.backend, pipeline->options.stream));
+	for (uint32_t i = 0; i < round->row_count; i++) {
+		uint32_t row = round->rows[i];
+
+		batch[row]->report.fetch_seconds += seconds / round->row_count;
+		report_row(pipeline, batch[row], layer, i * kv_heads,
+			pipeline->selections + (size_t)row * kv_heads);
+	}
+	return KV_OK;
+}
+
+enum kv_status gw_attend_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer)
+{
+	uint32_t kv_heads = pipeline->shape->kv_heads;
+
+	gw_round_begin(pipeline);
+	for (uint32_t row = 0; row < count; row++) {
+		const struct gw_selection *selections = pipeline->selections + (size_t)row * kv_heads;
+
+		if (!gw_round_has_room(pipeline, selections)) {
+			KV_TRY(finish_round(pipeline, batch, layer));
+			gw_round_begin(pipeline);
+		}
+		KV_TRY(gw_round_add_row(pipeline, batch[row], layer, row, selections));
+	}
+	return finish_round(pipeline, batch, layer);
+}

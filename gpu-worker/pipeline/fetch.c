@@ -1,0 +1,240 @@
+/* A round: the attention jobs of some rows of a batch, the cluster cache's slots that they read, and
+ * one fetch for what the cache does not hold. */
+#include "common/base/clock.h"
+#include "gpu-worker/pipeline/step.h"
+
+/* Rounds need staging for one row at least; beyond this they are split. */
+static const size_t staging_limit = (size_t)96 << 20;
+
+void gw_round_destroy(struct gw_pipeline *pipeline)
+{
+	struct kv_allocator *allocator = pipeline->options.allocator;
+	struct gw_round *round = &pipeline->round;
+
+	kv_free(allocator, round->jobs);
+	kv_free(allocator, round->spans);
+	kv_free(allocator, round->reads);
+	kv_free(allocator, round->exact_mass);
+	if (round->staging != NULL)
+		pipeline->options.ops->buffer_destroy(pipeline->options.backend, round->staging);
+	*round = (struct gw_round){0};
+}
+
+static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t per_row, size_t staging)
+{
+	struct kv_allocator *allocator = pipeline->options.allocator;
+	struct gw_round *round = &pipeline->round;
+	size_t rows = pipeline->options.max_batch;
+	void *memory = NULL;
+
+	round->span_capacity = round->read_capacity = per_row * (uint32_t)rows;
+	round->jobs = kv_alloc_array(allocator, rows * pipeline->shape->kv_heads, sizeof *round->jobs);
+	round->spans = kv_alloc_array(allocator, round->span_capacity, sizeof *round->spans);
+	round->reads = kv_alloc_array(allocator, round->read_capacity, sizeof *round->reads);
+	round->exact_mass =
+		kv_alloc_array(allocator, rows * pipeline->shape->heads, sizeof *round->exact_mass);
+	if (!round->jobs || !round->spans || !round->reads || !round->exact_mass) return KV_NO_MEMORY;
+	if (staging > 0) {
+		KV_TRY(pipeline->options.ops->buffer_create(pipeline->options.backend, staging, &memory));
+		round->staging = memory;
+		round->staging_bytes = staging;
+	}
+	return KV_OK;
+}
+
+/* Spans of one row: sinks, window, and for each extent its pages, which may all lie apart. */
+static uint32_t spans_per_row(const struct gw_pipeline *pipeline, uint32_t clusters,
+	uint32_t tokens)
+{
+	return pipeline->shape->kv_heads * (2 + 2 * clusters + tokens / GW_CACHE_PAGE_ROWS + 1);
+}
+
+enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clusters,
+	uint32_t max_tokens)
+{
+	struct gw_round *round = &pipeline->round;
+	uint32_t per_row = spans_per_row(pipeline, max_clusters, max_tokens);
+	size_t row = (size_t)pipeline->shape->kv_heads * max_tokens * pipeline->row_bytes;
+	size_t staging = row * pipeline->options.max_batch;
+	enum kv_status status;
+
+	if (staging > staging_limit) staging = row > staging_limit ? row : staging_limit;
+	if (pipeline->cache == NULL) staging = 0;
+	if (round->jobs != NULL && round->span_capacity >= per_row * pipeline->options.max_batch &&
+		round->staging_bytes >= staging)
+		return KV_OK;
+	gw_round_destroy(pipeline);
+	status = round_create(pipeline, per_row, staging);
+	if (status != KV_OK) gw_round_destroy(pipeline);
+	return status;
+}
+
+void gw_round_begin(struct gw_pipeline *pipeline)
+{
+	struct gw_round *round = &pipeline->round;
+
+	round->job_count = round->span_count = round->read_count = round->row_count = 0;
+	round->staging_used = 0;
+	if (pipeline->cache != NULL) gw_cluster_cache_begin(pipeline->cache);
+}
+
+int gw_round_has_room(const struct gw_pipeline *pipeline, const struct gw_selection *selections)
+{
+	const struct gw_round *round = &pipeline->round;
+	uint32_t spans = 0;
+	size_t staging = 0;
+
+	for (uint32_t head = 0; head < pipeline->shape->kv_heads; head++) {
+		spans += 3 + 2 * selections[head].extent_count +
+			selections[head].tokens / GW_CACHE_PAGE_ROWS;
+		staging += selections[head].tokens * pipeline->row_bytes;
+	}
+	return spans <= round->span_capacity - round->span_count &&
+		spans <= round->read_capacity - round->read_count &&
+		staging <= round->staging_bytes - round->staging_used;
+}
+
+struct extent_place {
+	const struct kvc_segment *segment;
+	uint64_t offset;            /* of the extent's first row in the unit */
+	struct gw_cache_key key;
+	uint32_t layer, count;
+};
+
+static void add_read(struct gw_pipeline *pipeline, const struct extent_place *place, uint32_t from,
+	uint32_t rows, uint8_t *destination)
+{
+	struct kvc_read *read = &pipeline->round.reads[pipeline->round.read_count++];
+
+	read->segment = place->segment;
+	read->layer = place->layer;
+	read->offset = place->offset + (uint64_t)from * pipeline->row_bytes;
+	read->bytes = (uint64_t)rows * pipeline->row_bytes;
+	read->destination = destination;
+}
+
+static void add_span(struct gw_round *round, const uint8_t *rows, uint32_t count)
+{
+	if (count == 0) return;
+	round->spans[round->span_count].rows = rows;
+	round->spans[round->span_count].count = count;
+	round->span_count++;
+}
+
+static void locate(const struct gw_sequence *sequence, uint32_t layer, uint32_t head,
+	const struct kn_extent *extent, struct extent_place *place)
+{
+	const struct gw_cluster_index *index = sequence->layers[layer].index;
+	uint32_t ordinal = index->segment_of[extent->cluster];
+	const struct gw_unit *unit = &sequence->units[ordinal];
+	uint32_t first = index->first_row[(size_t)head * index->capacity + extent->cluster];
+
+	place->segment = sequence->segments[ordinal];
+	place->offset = head * unit->layout.head_bytes + unit->layout.rows +
+		(uint64_t)first * unit->shape.row_bytes;
+	place->key.segment = place->segment->id;
+	place->key.layer = place->layer = layer;
+	place->key.head = head;
+	place->key.cluster = extent->cluster - index->segment_first[ordinal];
+	place->count = extent->count;
+}
+
+/* Look an extent up; note what is to be read, and where attention will find it. */
+static void add_extent(struct gw_pipeline *pipeline, const struct extent_place *place)
+{
+	struct gw_round *round = &pipeline->round;
+	struct gw_cache_grant grant =
+		gw_cluster_cache_acquire(pipeline->cache, &place->key, place->count);
+	struct kn_span *missing = round->spans + round->span_count;
+	uint32_t runs, from = grant.held;
+
+	if (grant.slot == UINT32_MAX) {
+		uint8_t *staged = round->staging + round->staging_used;
+
+		round->staging_used += place->count * pipeline->row_bytes;
+		add_read(pipeline, place, 0, place->count, staged);
+		add_span(round, staged, place->count);
+		return;
+	}
+	if (from < place->count) {
+		runs = gw_cluster_cache_spans(pipeline->cache, grant.slot, from, place->count, missing);
+		for (uint32_t i = 0; i < runs; i++) {
+			add_read(pipeline, place, from, missing[i].count,
+				(uint8_t *)(uintptr_t)missing[i].rows);
+			from += missing[i].count;
+		}
+	}
+	round->span_count += gw_cluster_cache_spans(pipeline->cache, grant.slot, 0, place->count,
+		round->spans + round->span_count);
+}
+
+static void count_cache(struct gw_cache_stats *sum, const struct gw_cache_stats *before,
+	const struct gw_cache_stats *after)
+{
+	sum->hit_bytes += after->hit_bytes - before->hit_bytes;
+	sum->miss_bytes += after->miss_bytes - before->miss_bytes;
+	sum->hit_tokens += after->hit_tokens - before->hit_tokens;
+	sum->miss_tokens += after->miss_tokens - before->miss_tokens;
+	sum->hit_clusters += after->hit_clusters - before->hit_clusters;
+	sum->miss_clusters += after->miss_clusters - before->miss_clusters;
+}
+
+enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence,
+	uint32_t layer, uint32_t row, const struct gw_selection *selections)
+{
+	const struct gw_model_shape *shape = pipeline->shape;
+	struct gw_layer_state *state = &sequence->layers[layer];
+	struct gw_round *round = &pipeline->round;
+	uint32_t group = gw_shape_group(shape);
+	struct gw_cache_stats before = {0}, after;
+
+	if (pipeline->cache != NULL) before = gw_cluster_cache_stats(pipeline->cache);
+	for (uint32_t head = 0; head < shape->kv_heads; head++) {
+		struct kn_attend_job *job = &round->jobs[round->job_count];
+		size_t first_head = (size_t)head * group * shape->head_dim;
+		uint32_t first_span = round->span_count;
+
+		add_span(round, gw_token_rows_at(&state->sinks, head, 0), state->sinks.count);
+		for (uint32_t i = 0; i < selections[head].extent_count; i++) {
+			struct extent_place place;
+
+			locate(sequence, layer, head, &selections[head].extents[i], &place);
+			add_extent(pipeline, &place);
+		}
+		add_span(round, gw_token_rows_at(&state->recent, head, 0), state->recent.count);
+		job->q = pipeline->qkv + (size_t)row * gw_model_qkv_width(pipeline->options.model) +
+			first_head;
+		job->out = pipeline->attention + (size_t)row * shape->heads * shape->head_dim + first_head;
+		job->spans = round->spans + first_span;
+		job->span_count = round->span_count - first_span;
+		job->estimate = selections[head].estimate;
+		job->exact_mass = job->estimate.clusters > 0
+			? round->exact_mass + (size_t)round->job_count * group
+			: NULL;
+		round->job_count++;
+	}
+	round->rows[round->row_count++] = row;
+	if (pipeline->cache != NULL) {
+		after = gw_cluster_cache_stats(pipeline->cache);
+		count_cache(&sequence->report.cache, &before, &after);
+	}
+	return KV_OK;
+}
+
+enum kv_status gw_round_fetch(struct gw_pipeline *pipeline)
+{
+	struct gw_round *round = &pipeline->round;
+	enum kv_status status;
+
+	if (pipeline->cache == NULL) return KV_OK;
+	if (round->read_count > 0) {
+		status = kvc_fetch_start(pipeline->options.store, round->reads, round->read_count);
+		if (status == KV_OK) status = kvc_fetch_wait(pipeline->options.store);
+		if (status != KV_OK) {
+			gw_cluster_cache_abandon(pipeline->cache);
+			return status;
+		}
+	}
+	gw_cluster_cache_commit(pipeline->cache);
+	return KV_OK;
+}

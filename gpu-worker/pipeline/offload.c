@@ -1,0 +1,199 @@
+/* From token-order rows of one layer to stored units: cluster, order, write. */
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "gpu-worker/pipeline/step.h"
+
+/* Units that are begun together: as many as the store client allows. */
+enum { MAX_UNITS = 32 };
+
+struct offload {
+	struct gw_sequence *sequence;
+	const struct gw_source_rows *source;
+	uint32_t layer;
+	struct gw_unit units[MAX_UNITS];
+	uint8_t *memory[MAX_UNITS];
+	struct kn_index_job *jobs;  /* [count × kv_heads] */
+	uint32_t *order;            /* [kv_heads][tokens of the source] */
+};
+
+static const uint8_t *source_row(const struct offload *o, uint32_t head, uint32_t position)
+{
+	return o->source->rows + head * o->source->head_stride +
+		(size_t)(position - o->source->start) * o->sequence->pipeline->row_bytes;
+}
+
+static uint32_t *order_of(const struct offload *o, uint32_t head, uint32_t position)
+{
+	return o->order + (size_t)head * o->source->count + (position - o->source->start);
+}
+
+static enum kv_status begin_unit(struct offload *o, const struct kvc_segment *segment, uint32_t i)
+{
+	struct gw_unit *unit = &o->units[i];
+	uint64_t bytes;
+
+	KV_TRY(gw_unit_describe(o->sequence->pipeline, segment, o->layer, unit));
+	KV_TRY(kvc_unit_begin(o->sequence->stored, segment, o->layer, &o->memory[i], &bytes));
+	if (bytes != unit->layout.bytes)
+		return kv_fail(KV_PROTOCOL, "store gave %llu bytes for a unit of %llu",
+			(unsigned long long)bytes, (unsigned long long)unit->layout.bytes);
+	return KV_OK;
+}
+
+static void index_job(const struct offload *o, const struct kvc_segment *segment, uint32_t i,
+	uint32_t head, struct kn_index_job *job)
+{
+	const struct gw_unit *unit = &o->units[i];
+	uint8_t *block = o->memory[i] + head * unit->layout.head_bytes;
+	uint32_t first = segment->start + unit->shape.plain;
+
+	job->rows = source_row(o, head, first);
+	job->row_stride = o->sequence->pipeline->row_bytes;
+	job->n = unit->shape.tokens - unit->shape.plain;
+	job->clusters = unit->shape.clusters;
+	job->order = order_of(o, head, first);
+	job->sizes = (uint32_t *)(void *)(block + unit->layout.sizes);
+	job->centroids = (uint16_t *)(void *)(block + unit->layout.centroids);
+	job->value_means = (uint16_t *)(void *)(block + unit->layout.value_means);
+}
+
+/* Cluster all heads of all units in one call, so that it fills the backend. */
+static enum kv_status run_index(struct offload *o, const struct kvc_segment *const *segments,
+	uint32_t count)
+{
+	struct gw_pipeline *pipeline = o->sequence->pipeline;
+	struct kn_index_arguments a = {0};
+
+	for (uint32_t i = 0; i < count; i++)
+		for (uint32_t head = 0; o->units[i].shape.clusters > 0 && head < pipeline->shape->kv_heads;
+			head++)
+			index_job(o, segments[i], i, head, &o->jobs[a.job_count++]);
+	if (a.job_count == 0) return KV_OK;
+	a.jobs = o->jobs;
+	a.head_dim = pipeline->shape->head_dim;
+	a.iterations = pipeline->options.policy.iterations;
+	a.kv_type = pipeline->options.kv_type;
+	a.center = pipeline->options.policy.center;
+	KV_TRY(pipeline->options.ops->index(pipeline->options.backend, pipeline->options.stream, &a));
+	return pipeline->options.ops->stream_wait(pipeline->options.backend, pipeline->options.stream);
+}
+
+static enum kv_status write_head(struct offload *o, const struct kvc_segment *segment, uint32_t i,
+	uint32_t head)
+{
+	struct gw_pipeline *pipeline = o->sequence->pipeline;
+	const struct gw_unit *unit = &o->units[i];
+	uint32_t plain = unit->shape.plain, first = segment->start + plain;
+	uint8_t *block = o->memory[i] + head * unit->layout.head_bytes;
+	uint32_t *positions = (uint32_t *)(void *)(block + unit->layout.positions);
+	uint8_t *rows = block + unit->layout.rows;
+	struct kn_gather_rows_arguments a = {0};
+
+	for (uint32_t j = 0; j < plain; j++)
+		positions[j] = segment->start + j;
+	memcpy(rows, source_row(o, head, segment->start), plain * pipeline->row_bytes);
+	if (plain == unit->shape.tokens) return KV_OK;
+	a.source = source_row(o, head, first);
+	a.source_stride = a.destination_stride = a.row_bytes = pipeline->row_bytes;
+	a.order = order_of(o, head, first);
+	a.destination = rows + plain * pipeline->row_bytes;
+	a.count = unit->shape.tokens - plain;
+	for (uint32_t j = 0; j < a.count; j++)
+		positions[plain + j] = first + a.order[j];
+	return pipeline->options.ops->gather_rows(pipeline->options.backend, pipeline->options.stream,
+		&a);
+}
+
+/* A fold's rows are in the worker already; its clusters and what became sinks are not. */
+static enum kv_status place_unit(struct offload *o, const struct kvc_segment *segment, uint32_t i,
+	uint32_t ordinal, int place)
+{
+	struct gw_layer_state *state = &o->sequence->layers[o->layer];
+	const struct gw_unit *unit = &o->units[i];
+
+	if (place)
+		return gw_attach_unit(o->sequence, o->layer, ordinal, segment, unit, o->memory[i]);
+	if (!state->ops->clustered) return KV_OK;
+	if (segment->kind == KVW_CLUSTERED)
+		KV_TRY(gw_token_rows_append(&state->sinks, gw_unit_row(unit, o->memory[i], 0, 0),
+			unit->layout.head_bytes, unit->shape.plain));
+	return gw_unit_attach(state, unit, o->memory[i], ordinal);
+}
+
+static enum kv_status offload_group(struct offload *o, const struct kvc_segment *const *segments,
+	uint32_t count, uint32_t list_base, int place)
+{
+	struct gw_pipeline *pipeline = o->sequence->pipeline;
+	uint64_t start;
+
+	for (uint32_t i = 0; i < count; i++)
+		KV_TRY(begin_unit(o, segments[i], i));
+	start = kv_now_ns();
+	KV_TRY(run_index(o, segments, count));
+	o->sequence->report.index_seconds += kv_seconds_since(start);
+	for (uint32_t i = 0; i < count; i++)
+		for (uint32_t head = 0; head < pipeline->shape->kv_heads; head++)
+			KV_TRY(write_head(o, segments[i], i, head));
+	KV_TRY(pipeline->options.ops->stream_wait(pipeline->options.backend, pipeline->options.stream));
+	for (uint32_t i = 0; i < count; i++) {
+		KV_TRY(place_unit(o, segments[i], i, list_base + i, place));
+		KV_TRY(kvc_unit_end(o->sequence->stored, segments[i], o->layer));
+	}
+	return KV_OK;
+}
+
+enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
+	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
+	uint32_t count, uint32_t list_base, int place)
+{
+	struct kv_allocator *allocator = sequence->pipeline->options.allocator;
+	uint32_t kv_heads = sequence->pipeline->shape->kv_heads;
+	struct offload o = {.sequence = sequence, .source = source, .layer = layer};
+	enum kv_status status = KV_NO_MEMORY;
+
+	o.jobs = kv_alloc_array(allocator, (size_t)MAX_UNITS * kv_heads, sizeof *o.jobs);
+	o.order = kv_alloc_array(allocator, (size_t)kv_heads * source->count, sizeof *o.order);
+	if (o.jobs == NULL || o.order == NULL) goto done;
+	status = KV_OK;
+	for (uint32_t i = 0; i < count && status == KV_OK; i += MAX_UNITS) {
+		uint32_t group = count - i < MAX_UNITS ? count - i : (uint32_t)MAX_UNITS;
+
+		status = offload_group(&o, segments + i, group, list_base + i, place);
+	}
+done:
+	kv_free(allocator, o.jobs);
+	kv_free(allocator, o.order);
+	return status;
+}
+
+enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *reserved_ids,
+	uint32_t count, uint32_t list_base)
+{
+	struct gw_pipeline *pipeline = sequence->pipeline;
+	uint8_t *buffer;
+	enum kv_status status = KV_OK;
+
+	KV_TRY(gw_attach_list(sequence));
+	buffer = kv_alloc(pipeline->options.allocator, gw_attach_buffer_bytes(sequence));
+	if (buffer == NULL) return KV_NO_MEMORY;
+	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
+		const struct kvc_segment *segment = sequence->segments[list_base + i];
+
+		if (segment->id == reserved_ids[i]) continue;
+		for (uint32_t layer = 0; layer < pipeline->shape->layers && status == KV_OK; layer++) {
+			const uint8_t *memory;
+			struct gw_unit unit;
+
+			if (!sequence->layers[layer].ops->clustered) continue;
+			KV_TRY_GOTO(status, gw_unit_describe(pipeline, segment, layer, &unit), done);
+			KV_TRY_GOTO(status,
+				gw_unit_read(pipeline, segment, layer, &unit, buffer, &memory), done);
+			KV_TRY_GOTO(status,
+				gw_unit_attach(&sequence->layers[layer], &unit, memory, list_base + i), done);
+		}
+	}
+done:
+	kv_free(pipeline->options.allocator, buffer);
+	return status == KV_OK ? kvc_sequence_check(sequence->stored) : status;
+}

@@ -1,0 +1,167 @@
+#include "gpu-worker/pipeline/pipeline.h"
+
+#include <sodium.h>
+#include <string.h>
+
+#include "gpu-worker/pipeline/step.h"
+
+void gw_pipeline_layout(const struct gw_model_shape *shape, const struct gw_policy_options *policy,
+	enum kn_kv_type kv_type, struct kvw_model_layout *layout)
+{
+	uint32_t index[4] = {policy->iterations, policy->center != 0, policy->segment, policy->window};
+
+	memset(layout, 0, sizeof *layout);
+	layout->layers = shape->layers;
+	layout->kv_heads = shape->kv_heads;
+	layout->head_dim = shape->head_dim;
+	layout->kv_type = kv_type == KN_KV_F32 ? KVW_KV_F32 : KVW_KV_F16;
+	layout->dense_layers = policy->dense_layers < shape->layers ? policy->dense_layers
+	                                                             : shape->layers;
+	layout->sinks = policy->sinks;
+	layout->cluster_tokens = policy->cluster_tokens;
+	/* Segment and window shape only where prompts are cut, not what a segment holds. */
+	for (int i = 0; i < 2; i++)
+		memcpy(layout->index_digest + 4 * i, &index[i], 4);
+}
+
+/* Everything that changes the bits of approximate key/values. */
+static void digest_policy(struct gw_pipeline *pipeline)
+{
+	const struct gw_policy_options *p = &pipeline->options.policy;
+	uint32_t words[] = {p->budget, p->sinks, p->window, p->fold, p->segment, p->cluster_tokens,
+		p->dense_layers, p->iterations, (uint32_t)p->size_term, (uint32_t)p->estimate,
+		(uint32_t)p->center, (uint32_t)pipeline->options.kv_type};
+	crypto_generichash_state state;
+
+	crypto_generichash_init(&state, NULL, 0, sizeof pipeline->policy_digest);
+	crypto_generichash_update(&state, (const unsigned char *)pipeline->policy->name,
+		strlen(pipeline->policy->name));
+	crypto_generichash_update(&state, (const unsigned char *)words, sizeof words);
+	crypto_generichash_final(&state, pipeline->policy_digest, sizeof pipeline->policy_digest);
+}
+
+void gw_pipeline_policy_digest(const struct gw_pipeline *pipeline, uint8_t digest[32])
+{
+	memcpy(digest, pipeline->policy_digest, sizeof pipeline->policy_digest);
+}
+
+static enum kv_status create_cache(struct gw_pipeline *pipeline)
+{
+	const struct gw_pipeline_options *o = &pipeline->options;
+	struct gw_cache_options cache = {0};
+	uint32_t clustered = 0;
+
+	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
+		clustered += pipeline->policy->layer(&o->policy, layer)->clustered ? 1u : 0u;
+	if (clustered == 0) return KV_OK;
+	cache.allocator = o->allocator;
+	cache.ops = o->ops;
+	cache.backend = o->backend;
+	cache.row_bytes = pipeline->row_bytes;
+	cache.recency = o->cache_recency;
+	cache.capacity_bytes = o->cache_bytes;
+	if (cache.capacity_bytes == 0) {
+		uint32_t budget = o->policy.budget < pipeline->shape->context ? o->policy.budget
+		                                                               : pipeline->shape->context;
+
+		cache.capacity_bytes = (uint64_t)2 * budget * pipeline->row_bytes *
+			pipeline->shape->kv_heads * clustered * o->max_batch;
+	}
+	return gw_cluster_cache_create(&cache, &pipeline->cache);
+}
+
+static enum kv_status create_rows(struct gw_pipeline *pipeline)
+{
+	const struct gw_pipeline_options *o = &pipeline->options;
+	const struct gw_model_shape *shape = pipeline->shape;
+	size_t rows = o->chunk > o->max_batch ? o->chunk : o->max_batch;
+	void *memory;
+
+	KV_TRY(o->ops->buffer_create(o->backend, rows * shape->hidden * sizeof(float), &memory));
+	pipeline->x = memory;
+	KV_TRY(o->ops->buffer_create(o->backend, rows * gw_model_qkv_width(o->model) * sizeof(float),
+		&memory));
+	pipeline->qkv = memory;
+	KV_TRY(o->ops->buffer_create(o->backend,
+		rows * shape->heads * shape->head_dim * sizeof(float), &memory));
+	pipeline->attention = memory;
+	pipeline->positions = kv_alloc_array(o->allocator, rows, sizeof *pipeline->positions);
+	pipeline->own = kv_alloc_array(o->allocator, shape->kv_heads, sizeof *pipeline->own);
+	pipeline->selections = kv_alloc_array_zero(o->allocator,
+		(size_t)o->max_batch * shape->kv_heads, sizeof *pipeline->selections);
+	pipeline->rows = kv_alloc_array_zero(o->allocator, o->max_batch, sizeof *pipeline->rows);
+	if (!pipeline->positions || !pipeline->own || !pipeline->selections || !pipeline->rows)
+		return KV_NO_MEMORY;
+	return KV_OK;
+}
+
+static enum kv_status check_options(const struct gw_pipeline_options *o,
+	const struct gw_policy_ops *policy)
+{
+	if (o->max_batch < 1 || o->max_batch > KN_MAX_DECODE_ROWS)
+		return kv_fail(KV_INVALID, "--max-batch %u: must be 1 to %d", o->max_batch,
+			KN_MAX_DECODE_ROWS);
+	if (policy->offloads && o->store == NULL)
+		return kv_fail(KV_INVALID, "policy %s offloads key/values and has no store", policy->name);
+	return gw_policy_options_check(&o->policy);
+}
+
+enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
+	struct gw_pipeline **pipeline)
+{
+	const struct gw_policy_ops *policy;
+	struct gw_pipeline *made;
+	enum kv_status status;
+
+	KV_TRY(gw_policy_find(options->policy.name, &policy));
+	made = kv_alloc_zero(options->allocator, sizeof *made);
+	if (made == NULL) return KV_NO_MEMORY;
+	made->options = *options;
+	made->policy = policy;
+	policy->adjust(&made->options.policy);
+	made->shape = gw_model_shape(options->model);
+	made->row_bytes = kn_kv_row_bytes(options->kv_type, made->shape->head_dim);
+	gw_pipeline_layout(made->shape, &made->options.policy, options->kv_type, &made->layout);
+	KV_TRY_GOTO(status, check_options(&made->options, policy), fail);
+	KV_TRY_GOTO(status, kvw_model_layout_check(&made->layout), fail);
+	digest_policy(made);
+	KV_TRY_GOTO(status, create_cache(made), fail);
+	KV_TRY_GOTO(status, create_rows(made), fail);
+	if (options->store != NULL) made->generation = kvc_generation(options->store);
+	*pipeline = made;
+	return KV_OK;
+fail:
+	gw_pipeline_destroy(made);
+	return status;
+}
+
+void gw_pipeline_destroy(struct gw_pipeline *pipeline)
+{
+	const struct gw_pipeline_options *o;
+
+	if (pipeline == NULL) return;
+	o = &pipeline->options;
+	gw_round_destroy(pipeline);
+	gw_select_scratch_destroy(pipeline->select_scratch);
+	gw_cluster_cache_destroy(pipeline->cache);
+	if (pipeline->x != NULL) o->ops->buffer_destroy(o->backend, pipeline->x);
+	if (pipeline->qkv != NULL) o->ops->buffer_destroy(o->backend, pipeline->qkv);
+	if (pipeline->attention != NULL) o->ops->buffer_destroy(o->backend, pipeline->attention);
+	kv_free(o->allocator, pipeline->positions);
+	kv_free(o->allocator, (void *)(uintptr_t)pipeline->own);
+	kv_free(o->allocator, pipeline->selections);
+	kv_free(o->allocator, pipeline->rows);
+	kv_free(o->allocator, pipeline);
+}
+
+struct gw_cache_stats gw_pipeline_cache_stats(const struct gw_pipeline *pipeline)
+{
+	const struct gw_cache_stats none = {0};
+
+	return pipeline->cache != NULL ? gw_cluster_cache_stats(pipeline->cache) : none;
+}
+
+const struct gw_pipeline_options *gw_pipeline_options(const struct gw_pipeline *pipeline)
+{
+	return &pipeline->options;
+}

@@ -1,0 +1,55 @@
+/* The steps of run_prompt.c. Private to this folder. */
+#ifndef GW_PIPELINE_RUN_PROMPT_H
+#define GW_PIPELINE_RUN_PROMPT_H
+
+#include "gpu-worker/pipeline/step.h"
+
+struct gw_prompt_run {
+	struct gw_sequence *sequence;
+	struct gw_model *model;
+	const struct gw_model_shape *shape;
+	gw_progress *progress;
+	void *progress_context;
+	uint32_t first;           /* first token that is computed */
+	uint32_t hit;             /* tokens whose KV is stored: shared segments, then pieces */
+	uint32_t own_start;       /* first token of the layer buffer: where sharing ends */
+	uint32_t shared_count;    /* leading list entries that were attached */
+	uint32_t new_count;       /* segments to be stored */
+	const struct kvc_segment **reserved; /* [new_count] */
+	float *x;                 /* residual [prompt - first][hidden] */
+	float *qkv, *attention;   /* one chunk's */
+	uint8_t *own;             /* this layer's rows from own_start on, [kv_heads][own_tokens] */
+	size_t own_stride;        /* bytes between heads */
+	struct gw_source_rows source; /* the same, as offload reads it */
+	struct kn_span *spans;    /* context [kv_heads][span_capacity] */
+	uint32_t span_capacity, span_count;
+	const uint8_t **own_rows; /* [kv_heads]: what the last chunk's own rows start with */
+	uint32_t own_before;
+	uint8_t *buffer;          /* one unit, where memory is not shared */
+	uint8_t **shared_units;   /* [shared_count] units of this layer, where memory is not shared */
+	float *logits;            /* scratch of mean_nll */
+};
+
+enum kv_status gw_prompt_begin(struct gw_prompt_run *run, struct gw_sequence *sequence);
+/* Frees; gives reserved segments back when the run failed. */
+void gw_prompt_end(struct gw_prompt_run *run, enum kv_status status);
+
+/* Residual rows of all tokens that are computed. */
+enum kv_status gw_prompt_embed(struct gw_prompt_run *run);
+/* What is stored of this layer: spans over shared segments, copies of pieces in the layer buffer. */
+enum kv_status gw_prompt_context(struct gw_prompt_run *run, uint32_t layer);
+/* Chunks end at absolute multiples of the chunk length. */
+uint32_t gw_prompt_chunk_end(const struct gw_prompt_run *run, uint32_t at);
+float *gw_prompt_residual(const struct gw_prompt_run *run, uint32_t at);
+const uint32_t *gw_prompt_positions(struct gw_prompt_run *run, uint32_t at, uint32_t count);
+/* Round keys and values of a chunk to the KV type, into the layer buffer. */
+enum kv_status gw_prompt_append(struct gw_prompt_run *run, uint32_t at, uint32_t count);
+enum kv_status gw_prompt_attend(struct gw_prompt_run *run, uint32_t at, uint32_t count);
+void gw_prompt_progress(struct gw_prompt_run *run, uint32_t layer, uint32_t done);
+/* Without a store: the layer's rows stay in the worker. */
+enum kv_status gw_prompt_keep(struct gw_prompt_run *run, uint32_t layer);
+/* Commit the new segments and take the store's list over. */
+enum kv_status gw_prompt_commit(struct gw_prompt_run *run);
+enum kv_status gw_prompt_logits(struct gw_prompt_run *run, float *logits, double *mean_nll);
+
+#endif

@@ -1,0 +1,190 @@
+/* A token for each of some sequences:
+ *
+ *     fold → embed → per layer: project → append → score, select → lookup → fetch → attend → finish
+ *     → logits
+ *
+ * A sequence that cannot go on drops out before the step; the others do not notice. */
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "gpu-worker/pipeline/step.h"
+
+static enum kv_status append(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer)
+{
+	const struct gw_model_shape *shape = pipeline->shape;
+	size_t width = gw_model_qkv_width(pipeline->options.model);
+
+	for (uint32_t i = 0; i < count; i++) {
+		struct gw_token_rows *recent = &batch[i]->layers[layer].recent;
+		struct kn_store_kv_arguments a = {0};
+
+		if (recent->count == recent->capacity)
+			return kv_fail(KV_INTERNAL, "layer %u has no room for token %u", layer,
+				batch[i]->kv_count);
+		a.k = pipeline->qkv + i * width + (size_t)shape->heads * shape->head_dim;
+		a.v = a.k + (size_t)shape->kv_heads * shape->head_dim;
+		a.k_stride = a.v_stride = width;
+		a.rows = gw_token_rows_at(recent, 0, recent->count);
+		a.token_stride = pipeline->row_bytes;
+		a.head_stride = recent->capacity * pipeline->row_bytes;
+		a.kv_type = pipeline->options.kv_type;
+		a.count = 1;
+		a.kv_heads = shape->kv_heads;
+		a.head_dim = shape->head_dim;
+		KV_TRY(pipeline->options.ops->store_kv(pipeline->options.backend,
+			pipeline->options.stream, &a));
+		recent->count++;
+	}
+	return KV_OK;
+}
+
+static enum kv_status audit(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer)
+{
+	size_t width = gw_model_qkv_width(pipeline->options.model);
+	size_t out = (size_t)pipeline->shape->heads * pipeline->shape->head_dim;
+
+	for (uint32_t i = 0; pipeline->options.audit && i < count; i++)
+		KV_TRY(gw_audit_row(batch[i], layer, pipeline->qkv + i * width,
+			pipeline->attention + i * out,
+			pipeline->selections + (size_t)i * pipeline->shape->kv_heads));
+	return KV_OK;
+}
+
+static enum kv_status run_layer(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer)
+{
+	struct gw_model *model = pipeline->options.model;
+	uint64_t start;
+
+	KV_TRY(gw_model_project(model, layer, pipeline->x, pipeline->positions, count, pipeline->qkv));
+	KV_TRY(append(pipeline, batch, count, layer));
+	start = kv_now_ns();
+	KV_TRY(gw_select_batch(pipeline, batch, count, layer));
+	for (uint32_t i = 0; i < count; i++)
+		batch[i]->report.select_seconds += kv_seconds_since(start) / count;
+	KV_TRY(gw_attend_batch(pipeline, batch, count, layer));
+	KV_TRY(audit(pipeline, batch, count, layer));
+	return gw_model_finish(model, layer, pipeline->attention, count, pipeline->x);
+}
+
+static enum kv_status run_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, float *logits)
+{
+	const struct gw_pipeline_options *o = &pipeline->options;
+	int32_t ids[KN_MAX_DECODE_ROWS];
+
+	for (uint32_t i = 0; i < count; i++) {
+		ids[i] = batch[i]->tokens[batch[i]->kv_count];
+		pipeline->positions[i] = batch[i]->kv_count;
+	}
+	KV_TRY(gw_model_embed(o->model, ids, count, pipeline->x));
+	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
+		KV_TRY(run_layer(pipeline, batch, count, layer));
+	KV_TRY(gw_model_logits(o->model, pipeline->x, count, logits));
+	KV_TRY(o->ops->stream_wait(o->backend, o->stream));
+	for (uint32_t i = 0; i < count; i++)
+		batch[i]->kv_count++;
+	return KV_OK;
+}
+
+/* May this sequence take part? Its lease must hold, and its window must have room. */
+static enum kv_status prepare(struct gw_sequence *sequence)
+{
+	if (sequence->failed != KV_OK) {
+		kv_fail(sequence->failed, "%s", sequence->failure);
+		return sequence->failed;
+	}
+	if (sequence->kv_count >= sequence->token_count)
+		return kv_fail(KV_INVALID, "no token was accepted since the last step");
+	if (sequence->stored == NULL) return KV_OK;
+	KV_TRY(kvc_sequence_check(sequence->stored));
+	return gw_fold_due(sequence) ? gw_fold(sequence) : KV_OK;
+}
+
+/* Segment ids are unique within one life of the store only. */
+static void follow_generation(struct gw_pipeline *pipeline)
+{
+	uint64_t generation;
+
+	if (pipeline->cache == NULL) return;
+	generation = kvc_generation(pipeline->options.store);
+	if (generation != pipeline->generation) gw_cluster_cache_clear(pipeline->cache);
+	pipeline->generation = generation;
+	gw_cluster_cache_step(pipeline->cache);
+}
+
+enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, float *logits, enum kv_status *failures)
+{
+	struct gw_sequence *ready[KN_MAX_DECODE_ROWS];
+	uint32_t place[KN_MAX_DECODE_ROWS], ready_count = 0;
+	uint64_t start = kv_now_ns();
+	enum kv_status status;
+
+	if (count == 0 || count > pipeline->options.max_batch)
+		return kv_fail(KV_INVALID, "step of %u sequences: must be 1 to %u", count,
+			pipeline->options.max_batch);
+	follow_generation(pipeline);
+	for (uint32_t i = 0; i < count; i++) {
+		failures[i] = prepare(batch[i]);
+		if (failures[i] != KV_OK) {
+			gw_sequence_fail(batch[i], failures[i]);
+			continue;
+		}
+		place[ready_count] = i;
+		ready[ready_count++] = batch[i];
+	}
+	if (ready_count == 0) return KV_OK;
+	status = run_step(pipeline, ready, ready_count, logits);
+	for (uint32_t j = 0; j < ready_count; j++) {
+		failures[place[j]] = status;
+		ready[j]->report.decode_seconds += kv_seconds_since(start);
+		ready[j]->report.decode_steps++;
+		if (status != KV_OK) gw_sequence_fail(ready[j], status);
+	}
+	/* Rows of logits follow the batch, not those that were ready. */
+	for (uint32_t j = ready_count; status == KV_OK && j-- > 0;)
+		if (place[j] != j)
+			memmove(logits + (size_t)place[j] * pipeline->shape->vocabulary,
+				logits + (size_t)j * pipeline->shape->vocabulary,
+				pipeline->shape->vocabulary * sizeof *logits);
+	return KV_OK;
+}
+
+enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits)
+{
+	struct gw_pipeline *pipeline = sequence->pipeline;
+	struct gw_sequence *batch[1] = {sequence};
+	const struct kvc_segment *last;
+	enum kv_status failure = KV_OK;
+	size_t bytes;
+	uint8_t *buffer;
+
+	/* Nothing decoded yet: the prompt's last token is run again, everything else is attached. */
+	if (sequence->token_count == sequence->prompt_tokens) {
+		sequence->cut_count = sequence->segment_count;
+		for (uint32_t i = 0; i < sequence->segment_count; i++) {
+			sequence->cuts[i].end = sequence->segments[i]->start + sequence->segments[i]->tokens;
+			sequence->cuts[i].kind = sequence->segments[i]->kind;
+		}
+		return gw_run_prompt(sequence, logits, NULL, NULL, NULL);
+	}
+	bytes = gw_attach_buffer_bytes(sequence);
+	buffer = kv_alloc(pipeline->options.allocator, bytes);
+	if (buffer == NULL) return KV_NO_MEMORY;
+	for (uint32_t layer = 0; layer < pipeline->shape->layers && failure == KV_OK; layer++)
+		failure = gw_attach_layer(sequence, layer, buffer);
+	kv_free(pipeline->options.allocator, buffer);
+	if (failure == KV_OK) failure = kvc_sequence_check(sequence->stored);
+	KV_TRY(failure);
+	last = sequence->segments[sequence->segment_count - 1];
+	sequence->kv_count = last->start + last->tokens;
+	sequence->window_start = last->kind == KVW_PLAIN ? last->start : sequence->kv_count;
+	while (sequence->kv_count < sequence->token_count) {
+		KV_TRY(gw_run_token(pipeline, batch, 1, logits, &failure));
+		KV_TRY(failure);
+	}
+	return KV_OK;
+}

@@ -1,0 +1,282 @@
+/* A sequence's life: opened (memory is taken, the known prefix attached), resumed, closed. */
+#include <stdio.h>
+#include <string.h>
+
+#include "gpu-worker/pipeline/step.h"
+
+void gw_sequence_fail(struct gw_sequence *sequence, enum kv_status status)
+{
+	sequence->failed = status;
+	snprintf(sequence->failure, sizeof sequence->failure, "%s", kv_error_message());
+}
+
+const char *gw_sequence_failure(const struct gw_sequence *sequence)
+{
+	return sequence->failure;
+}
+
+/* Most clusters that a head of a clustered layer can come to have. */
+static uint32_t cluster_bound(const struct gw_sequence *sequence)
+{
+	const struct gw_policy_options *policy = &sequence->pipeline->options.policy;
+
+	return sequence->token_capacity / policy->cluster_tokens + sequence->segment_capacity;
+}
+
+static enum kv_status create_layers(struct gw_sequence *sequence)
+{
+	struct gw_pipeline *pipeline = sequence->pipeline;
+	const struct gw_pipeline_options *o = &pipeline->options;
+	uint32_t window = o->policy.window + o->policy.fold;
+
+	sequence->layers = kv_alloc_array_zero(o->allocator, pipeline->shape->layers,
+		sizeof *sequence->layers);
+	if (sequence->layers == NULL) return KV_NO_MEMORY;
+	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++) {
+		struct gw_layer_state *state = &sequence->layers[layer];
+		uint32_t recent = sequence->token_capacity;
+
+		state->ops = pipeline->policy->layer(&o->policy, layer);
+		if (state->ops->clustered) {
+			recent = window;
+			KV_TRY(gw_cluster_index_create(o->allocator, pipeline->shape->kv_heads,
+				pipeline->shape->head_dim, cluster_bound(sequence), sequence->segment_capacity,
+				&state->index));
+			KV_TRY(gw_token_rows_init(&state->sinks, o->ops, o->backend, pipeline->shape->kv_heads,
+				o->policy.sinks, pipeline->row_bytes));
+		}
+		KV_TRY(gw_token_rows_init(&state->recent, o->ops, o->backend, pipeline->shape->kv_heads,
+			recent, pipeline->row_bytes));
+	}
+	return KV_OK;
+}
+
+/* The pipeline's own memory follows the longest sequence. */
+static enum kv_status reserve_step(struct gw_sequence *sequence)
+{
+	struct gw_pipeline *pipeline = sequence->pipeline;
+	const struct gw_pipeline_options *o = &pipeline->options;
+	uint32_t clusters = cluster_bound(sequence);
+	uint32_t tokens = o->policy.budget < sequence->token_capacity ? o->policy.budget
+	                                                               : sequence->token_capacity;
+
+	if (pipeline->cache != NULL &&
+		(pipeline->select_scratch == NULL || clusters > pipeline->max_clusters)) {
+		struct gw_select_scratch *scratch;
+
+		KV_TRY(gw_select_scratch_create(o->allocator, o->max_batch, pipeline->shape, clusters,
+			&scratch));
+		gw_select_scratch_destroy(pipeline->select_scratch);
+		pipeline->select_scratch = scratch;
+		pipeline->max_clusters = clusters;
+	}
+	return gw_round_reserve(pipeline, pipeline->cache != NULL ? pipeline->max_clusters : 0, tokens);
+}
+
+static enum kv_status create(struct gw_pipeline *pipeline, uint32_t prompt_tokens,
+	uint32_t max_tokens, struct gw_sequence **sequence)
+{
+	const struct gw_pipeline_options *o = &pipeline->options;
+	uint64_t capacity = (uint64_t)prompt_tokens + max_tokens;
+	struct gw_sequence *made;
+
+	if (prompt_tokens == 0)
+		return kv_fail(KV_INVALID, "the prompt is empty; give at least one token");
+	if (capacity > pipeline->shape->context)
+		return kv_fail(KV_LIMIT,
+			"prompt of %u tokens and %u to generate need %llu, the model's context is %u; "
+			"shorten the prompt or lower the number of tokens to generate",
+			prompt_tokens, max_tokens, (unsigned long long)capacity, pipeline->shape->context);
+	made = kv_alloc_zero(o->allocator, sizeof *made);
+	if (made == NULL) return KV_NO_MEMORY;
+	*sequence = made;
+	made->pipeline = pipeline;
+	made->prompt_tokens = prompt_tokens;
+	made->token_capacity = (uint32_t)capacity;
+	made->segment_capacity = gw_segmentation_bound(prompt_tokens, &o->policy) +
+		made->token_capacity / o->policy.fold + 2;
+	made->tokens = kv_alloc_array(o->allocator, made->token_capacity, sizeof *made->tokens);
+	made->units = kv_alloc_array(o->allocator, made->segment_capacity, sizeof *made->units);
+	made->cuts = kv_alloc_array(o->allocator, made->segment_capacity, sizeof *made->cuts);
+	if (!made->tokens || !made->units || !made->cuts) return KV_NO_MEMORY;
+	KV_TRY(create_layers(made));
+	return reserve_step(made);
+}
+
+static enum kv_status check_tokens(const struct gw_pipeline *pipeline, const int32_t *tokens,
+	uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		if (tokens[i] < 0 || (uint32_t)tokens[i] >= pipeline->shape->vocabulary)
+			return kv_fail(KV_INVALID, "token %d at position %u is outside the vocabulary of %u",
+				(int)tokens[i], i, pipeline->shape->vocabulary);
+	return KV_OK;
+}
+
+static uint32_t hit_tokens(const struct gw_sequence *sequence)
+{
+	uint32_t pieces = 0, hit = 0;
+	const struct kvc_piece *piece = kvc_sequence_pieces(sequence->stored, &pieces);
+
+	if (sequence->segment_count > 0) {
+		const struct kvc_segment *last = sequence->segments[sequence->segment_count - 1];
+
+		hit = last->start + last->tokens;
+	}
+	for (uint32_t i = 0; i < pieces; i++)
+		hit = piece[i].segment->start + piece[i].tokens;
+	return hit;
+}
+
+static enum kv_status open_stored(struct gw_sequence *sequence,
+	const struct gw_sequence_request *request)
+{
+	struct gw_pipeline *pipeline = sequence->pipeline;
+	struct kvc_open_request open = {0};
+	uint32_t hit;
+
+	open.sequence_id = request->id;
+	open.prompt = sequence->tokens;
+	open.prompt_tokens = sequence->prompt_tokens;
+	open.cuts = sequence->cuts;
+	open.cut_count = sequence->cut_count;
+	memcpy(open.policy_digest, pipeline->policy_digest, sizeof open.policy_digest);
+	open.parameters = request->parameters;
+	open.parameter_bytes = request->parameter_bytes;
+	KV_TRY(kvc_sequence_open(pipeline->options.store, &open, &sequence->stored));
+	KV_TRY(gw_attach_list(sequence));
+	hit = hit_tokens(sequence);
+	/* The last token is always run: its logits are not stored. */
+	sequence->prefix_hit = hit < sequence->prompt_tokens ? hit : sequence->prompt_tokens - 1;
+	return KV_OK;
+}
+
+enum kv_status gw_sequence_open(struct gw_pipeline *pipeline,
+	const struct gw_sequence_request *request, struct gw_sequence **sequence)
+{
+	struct gw_sequence *made = NULL;
+	enum kv_status status;
+
+	KV_TRY(check_tokens(pipeline, request->tokens, request->token_count));
+	KV_TRY_GOTO(status, create(pipeline, request->token_count, request->max_tokens, &made), fail);
+	memcpy(made->tokens, request->tokens, request->token_count * sizeof *made->tokens);
+	made->token_count = request->token_count;
+	made->cut_count = gw_segmentation(request->token_count, &pipeline->options.policy, made->cuts,
+		made->segment_capacity);
+	if (pipeline->policy->offloads) KV_TRY_GOTO(status, open_stored(made, request), fail);
+	*sequence = made;
+	return KV_OK;
+fail:
+	gw_sequence_close(made, 0);
+	return status;
+}
+
+static enum kv_status resume_tokens(struct gw_sequence *sequence,
+	const struct kvc_resume_state *state)
+{
+	uint32_t end = 0;
+
+	memcpy(sequence->tokens, state->prompt, state->prompt_tokens * sizeof *state->prompt);
+	memcpy(sequence->tokens + state->prompt_tokens, state->decoded,
+		state->decoded_tokens * sizeof *state->decoded);
+	sequence->token_count = state->prompt_tokens + state->decoded_tokens;
+	KV_TRY(check_tokens(sequence->pipeline, sequence->tokens, sequence->token_count));
+	KV_TRY(gw_attach_list(sequence));
+	if (sequence->segment_count > 0) {
+		const struct kvc_segment *last = sequence->segments[sequence->segment_count - 1];
+
+		end = last->start + last->tokens;
+	}
+	if (end < sequence->prompt_tokens || end > sequence->token_count)
+		return kv_fail(KV_CORRUPT,
+			"sequence %s: the store holds KV of %u tokens for a prompt of %u and %u decoded ones",
+			kvc_sequence_id(sequence->stored), end, state->prompt_tokens, state->decoded_tokens);
+	sequence->prefix_hit = sequence->prompt_tokens;
+	return KV_OK;
+}
+
+enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, uint32_t max_tokens,
+	struct gw_sequence **sequence, struct kvc_resume_state *state)
+{
+	struct kvc_sequence *stored = NULL;
+	struct gw_sequence *made = NULL;
+	enum kv_status status;
+
+	if (!pipeline->policy->offloads)
+		return kv_fail(KV_UNSUPPORTED,
+			"policy %s keeps its key/values in the worker: sequence %s cannot be resumed",
+			pipeline->policy->name, id);
+	KV_TRY(kvc_sequence_resume(pipeline->options.store, id, pipeline->policy_digest, &stored, state));
+	if (max_tokens < state->decoded_tokens) max_tokens = state->decoded_tokens;
+	status = create(pipeline, state->prompt_tokens, max_tokens, &made);
+	if (made != NULL)
+		made->stored = stored;
+	else
+		kvc_sequence_close(stored, 1);
+	if (status == KV_OK) status = resume_tokens(made, state);
+	if (status != KV_OK) {
+		gw_sequence_close(made, 1);
+		return status;
+	}
+	*sequence = made;
+	return KV_OK;
+}
+
+void gw_sequence_close(struct gw_sequence *sequence, int keep)
+{
+	struct kv_allocator *allocator;
+
+	if (sequence == NULL) return;
+	allocator = sequence->pipeline->options.allocator;
+	if (sequence->stored != NULL) kvc_sequence_close(sequence->stored, keep);
+	for (uint32_t layer = 0;
+		sequence->layers != NULL && layer < sequence->pipeline->shape->layers; layer++) {
+		gw_cluster_index_destroy(sequence->layers[layer].index);
+		gw_token_rows_deinit(&sequence->layers[layer].sinks);
+		gw_token_rows_deinit(&sequence->layers[layer].recent);
+	}
+	gw_audit_destroy(sequence);
+	kv_free(allocator, sequence->layers);
+	kv_free(allocator, sequence->tokens);
+	kv_free(allocator, sequence->units);
+	kv_free(allocator, sequence->cuts);
+	kv_free(allocator, sequence);
+}
+
+enum kv_status gw_sequence_accept(struct gw_sequence *sequence, int32_t token,
+	const void *sampler_state, size_t sampler_bytes)
+{
+	if (sequence->token_count == sequence->token_capacity)
+		return kv_fail(KV_LIMIT, "sequence of %u tokens is full", sequence->token_count);
+	KV_TRY(check_tokens(sequence->pipeline, &token, 1));
+	sequence->tokens[sequence->token_count++] = token;
+	if (sequence->stored == NULL) return KV_OK;
+	return kvc_push(sequence->stored, sequence->tokens + sequence->prompt_tokens,
+		sequence->token_count - sequence->prompt_tokens, sampler_state, sampler_bytes);
+}
+
+const char *gw_sequence_id(const struct gw_sequence *sequence)
+{
+	return sequence->stored != NULL ? kvc_sequence_id(sequence->stored) : "";
+}
+
+const int32_t *gw_sequence_tokens(const struct gw_sequence *sequence, uint32_t *count)
+{
+	*count = sequence->token_count;
+	return sequence->tokens;
+}
+
+uint32_t gw_sequence_prompt_tokens(const struct gw_sequence *sequence)
+{
+	return sequence->prompt_tokens;
+}
+
+uint32_t gw_sequence_prefix_hit(const struct gw_sequence *sequence)
+{
+	return sequence->prefix_hit;
+}
+
+const struct gw_report *gw_sequence_report(const struct gw_sequence *sequence)
+{
+	return &sequence->report;
+}

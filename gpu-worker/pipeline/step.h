@@ -1,0 +1,157 @@
+/* What the files of the pipeline share. Private to this folder. */
+#ifndef GW_PIPELINE_STEP_H
+#define GW_PIPELINE_STEP_H
+
+#include "gpu-worker/cache/token_rows.h"
+#include "gpu-worker/pipeline/pipeline.h"
+
+/* A stored unit in memory. */
+struct gw_unit {
+	struct kvw_unit_shape shape;
+	struct kvw_unit_layout layout;
+};
+
+/* One layer of a sequence. Dense layers keep everything in `recent`. */
+struct gw_layer_state {
+	const struct gw_layer_ops *ops;
+	struct gw_cluster_index *index; /* NULL in a dense layer */
+	struct gw_token_rows sinks;     /* first rows; empty in a dense layer */
+	struct gw_token_rows recent;    /* the window; all rows in a dense layer */
+};
+
+struct gw_sequence {
+	struct gw_pipeline *pipeline;
+	struct kvc_sequence *stored;    /* NULL without a store */
+	int32_t *tokens;                /* prompt, then decoded */
+	uint32_t token_count, token_capacity, prompt_tokens;
+	uint32_t kv_count;              /* tokens whose KV is held */
+	uint32_t window_start;          /* first position in the window of clustered layers */
+	uint32_t prefix_hit;
+	struct gw_layer_state *layers;  /* [layers] */
+	const struct kvc_segment *const *segments; /* the store's list, by ordinal */
+	struct gw_unit *units;          /* [segment_capacity]: their units in clustered layers */
+	uint32_t segment_count, segment_capacity;
+	struct kvc_cut *cuts;           /* the prompt's segmentation */
+	uint32_t cut_count;
+	enum kv_status failed;          /* KV_OK, or why no step can follow */
+	char failure[256];
+	struct gw_audit *audit;         /* NULL until the first audited row */
+	struct gw_report report;
+};
+
+/* Rows that a fetch has to bring, and where attention finds what. Sized when sequences open. */
+struct gw_round {
+	struct kn_attend_job *jobs;     /* [max_batch × kv_heads] */
+	struct kn_span *spans;          /* [span_capacity] */
+	struct kvc_read *reads;         /* [read_capacity] */
+	uint32_t job_count, span_count, read_count;
+	uint32_t span_capacity, read_capacity;
+	uint8_t *staging;               /* rows that the cache has no room for */
+	size_t staging_used, staging_bytes;
+	float *exact_mass;              /* [max_batch × heads] */
+	uint32_t rows[KN_MAX_DECODE_ROWS]; /* rows of the batch in this round */
+	uint32_t row_count;
+};
+
+struct gw_pipeline {
+	struct gw_pipeline_options options;
+	const struct gw_policy_ops *policy;
+	const struct gw_model_shape *shape;
+	size_t row_bytes;
+	struct kvw_model_layout layout;
+	uint8_t policy_digest[32];
+	struct gw_cluster_cache *cache; /* NULL without a store */
+	uint64_t generation;            /* that the cache's contents belong to */
+	struct gw_select_scratch *select_scratch;
+	uint32_t max_clusters;          /* that the scratch has room for */
+	struct gw_selection *selections;/* [max_batch × kv_heads] */
+	struct gw_select_row *rows;     /* [max_batch] */
+	struct gw_round round;
+	/* Activations of one call: chunk rows in prefill, max_batch in decode. */
+	float *x, *qkv, *attention;
+	uint32_t *positions;
+	const uint8_t **own;            /* [kv_heads] */
+};
+
+/* segmentation.c */
+uint32_t gw_segmentation(uint32_t tokens, const struct gw_policy_options *policy,
+	struct kvc_cut *cuts, uint32_t capacity);
+uint32_t gw_segmentation_bound(uint32_t tokens, const struct gw_policy_options *policy);
+
+/* unit.c */
+enum kv_status gw_unit_describe(const struct gw_pipeline *pipeline,
+	const struct kvc_segment *segment, uint32_t layer, struct gw_unit *unit);
+static inline const uint8_t *gw_unit_row(const struct gw_unit *unit, const uint8_t *memory,
+	uint32_t head, uint32_t row)
+{
+	return memory + head * unit->layout.head_bytes + unit->layout.rows +
+		(uint64_t)row * unit->shape.row_bytes;
+}
+static inline const uint32_t *gw_unit_positions(const struct gw_unit *unit, const uint8_t *memory,
+	uint32_t head)
+{
+	return (const uint32_t *)(const void *)(memory + head * unit->layout.head_bytes +
+		unit->layout.positions);
+}
+/* Read a unit: in place where memory is shared, else into `buffer` (≥ the unit's bytes). */
+enum kv_status gw_unit_read(struct gw_pipeline *pipeline, const struct kvc_segment *segment,
+	uint32_t layer, const struct gw_unit *unit, uint8_t *buffer, const uint8_t **memory);
+/* Add a unit's clusters to the layer's index as list entry `ordinal`. */
+enum kv_status gw_unit_attach(struct gw_layer_state *state, const struct gw_unit *unit,
+	const uint8_t *memory, uint32_t ordinal);
+
+/* A layer's rows of tokens [start, start + count) in token order, all KV heads. */
+struct gw_source_rows {
+	const uint8_t *rows;
+	size_t head_stride;
+	uint32_t start, count;
+};
+/* offload.c: index (if clustered) and write one layer of reserved segments, which will be list entries
+ * from list_base on. `place`: also put what decoding needs (a prompt's segments); else only clusters
+ * and sinks (a fold, whose rows the worker has). */
+enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
+	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
+	uint32_t count, uint32_t list_base, int place);
+/* After a commit: take the store's list over; segments that ended as another worker's copy are attached
+ * anew. reserved_ids[i] was to become list entry list_base + i. */
+enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *reserved_ids,
+	uint32_t count, uint32_t list_base);
+
+/* attach.c: put what a unit holds where decoding needs it. */
+enum kv_status gw_attach_unit(struct gw_sequence *sequence, uint32_t layer, uint32_t ordinal,
+	const struct kvc_segment *segment, const struct gw_unit *unit, const uint8_t *memory);
+/* The same for the sequence's list entries, from the store. buffer: gw_attach_buffer_bytes. */
+enum kv_status gw_attach_layer(struct gw_sequence *sequence, uint32_t layer, uint8_t *buffer);
+size_t gw_attach_buffer_bytes(const struct gw_sequence *sequence);
+/* Take the store's list over (ordinals, unit layouts). */
+enum kv_status gw_attach_list(struct gw_sequence *sequence);
+
+/* fetch.c: a round of lookups, one fetch, and the attention jobs that they are for. */
+enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clusters,
+	uint32_t max_tokens);
+void gw_round_destroy(struct gw_pipeline *pipeline);
+void gw_round_begin(struct gw_pipeline *pipeline);
+int gw_round_has_room(const struct gw_pipeline *pipeline, const struct gw_selection *selections);
+enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence,
+	uint32_t layer, uint32_t row, const struct gw_selection *selections);
+enum kv_status gw_round_fetch(struct gw_pipeline *pipeline);
+
+/* attend.c: select, then lookup → fetch → attend in as many rounds as the memory takes. */
+enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer);
+enum kv_status gw_attend_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer);
+
+/* sequence.c */
+void gw_sequence_fail(struct gw_sequence *sequence, enum kv_status status);
+
+/* fold.c */
+int gw_fold_due(const struct gw_sequence *sequence);
+enum kv_status gw_fold(struct gw_sequence *sequence);
+
+/* audit.c: what full attention would have seen with this row's own query. */
+enum kv_status gw_audit_row(struct gw_sequence *sequence, uint32_t layer, const float *q,
+	const float *attention, const struct gw_selection *selections);
+void gw_audit_destroy(struct gw_sequence *sequence);
+
+#endif

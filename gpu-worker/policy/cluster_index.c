@@ -1,0 +1,123 @@
+#include "gpu-worker/policy/cluster_index.h"
+
+#include <math.h>
+#include <string.h>
+
+enum kv_status gw_cluster_index_create(struct kv_allocator *allocator, uint32_t kv_heads,
+	uint32_t head_dim, uint32_t capacity, uint32_t segment_capacity,
+	struct gw_cluster_index **index)
+{
+	size_t slots = (size_t)kv_heads * capacity;
+	struct gw_cluster_index *made = kv_alloc_zero(allocator, sizeof *made);
+
+	if (made == NULL) return KV_NO_MEMORY;
+	made->allocator = allocator;
+	made->kv_heads = kv_heads;
+	made->head_dim = head_dim;
+	made->capacity = capacity;
+	made->segment_capacity = segment_capacity;
+	made->centroids = kv_alloc_array(allocator, slots, sizeof(uint16_t) * head_dim);
+	made->value_means = kv_alloc_array(allocator, slots, sizeof(uint16_t) * head_dim);
+	made->sizes = kv_alloc_array(allocator, slots, sizeof(uint32_t));
+	made->log_sizes = kv_alloc_array(allocator, slots, sizeof(float));
+	made->first_row = kv_alloc_array(allocator, slots, sizeof(uint32_t));
+	made->segment_of = kv_alloc_array(allocator, capacity, sizeof(uint32_t));
+	made->segment_first = kv_alloc_array(allocator, segment_capacity, sizeof(uint32_t));
+	if (!made->centroids || !made->value_means || !made->sizes || !made->log_sizes ||
+		!made->first_row || !made->segment_of || !made->segment_first) {
+		gw_cluster_index_destroy(made);
+		return KV_NO_MEMORY;
+	}
+	*index = made;
+	return KV_OK;
+}
+
+void gw_cluster_index_destroy(struct gw_cluster_index *index)
+{
+	if (index == NULL) return;
+	kv_free(index->allocator, index->centroids);
+	kv_free(index->allocator, index->value_means);
+	kv_free(index->allocator, index->sizes);
+	kv_free(index->allocator, index->log_sizes);
+	kv_free(index->allocator, index->first_row);
+	kv_free(index->allocator, index->segment_of);
+	kv_free(index->allocator, index->segment_first);
+	kv_free(index->allocator, index);
+}
+
+static enum kv_status check_sizes(const struct gw_cluster_index *index,
+	const struct gw_unit_metadata *heads, uint32_t clusters, uint32_t plain, uint32_t tokens)
+{
+	for (uint32_t head = 0; head < index->kv_heads; head++) {
+		uint64_t sum = plain;
+
+		for (uint32_t c = 0; c < clusters; c++)
+			sum += heads[head].sizes[c];
+		if (sum != tokens)
+			return kv_fail(KV_CORRUPT,
+				"stored unit: clusters of KV head %u hold %llu tokens of %u; its segment is dropped",
+				head, (unsigned long long)sum, tokens);
+	}
+	return KV_OK;
+}
+
+static void copy_head(struct gw_cluster_index *index, uint32_t head, uint32_t at,
+	const struct gw_unit_metadata *from, uint32_t clusters, uint32_t plain)
+{
+	size_t slot = (size_t)head * index->capacity + at;
+	size_t bytes = sizeof(uint16_t) * index->head_dim;
+	uint32_t row = plain;
+
+	memcpy(index->centroids + slot * index->head_dim, from->centroids, clusters * bytes);
+	memcpy(index->value_means + slot * index->head_dim, from->value_means, clusters * bytes);
+	for (uint32_t c = 0; c < clusters; c++) {
+		uint32_t size = from->sizes[c];
+
+		index->sizes[slot + c] = size;
+		index->log_sizes[slot + c] = size > 0 ? logf((float)size) : -INFINITY;
+		index->first_row[slot + c] = row;
+		row += size;
+	}
+}
+
+enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t segment,
+	const struct gw_unit_metadata *heads, uint32_t clusters, uint32_t plain, uint32_t tokens)
+{
+	uint32_t at;
+
+	if (segment > index->segments)
+		return kv_fail(KV_INVALID, "segment %u attached before segment %u", segment,
+			index->segments);
+	if (segment < index->segments) {
+		uint32_t next = segment + 1 < index->segments ? index->segment_first[segment + 1]
+		                                              : index->clusters;
+
+		at = index->segment_first[segment];
+		if (next - at != clusters)
+			return kv_fail(KV_INVALID, "segment %u replaced by one of %u clusters, it has %u",
+				segment, clusters, next - at);
+	} else {
+		at = index->clusters;
+		if (segment == index->segment_capacity || clusters > index->capacity - at)
+			return kv_fail(KV_LIMIT, "index full: %u clusters of %u, segment %u of %u",
+				at + clusters, index->capacity, segment + 1, index->segment_capacity);
+	}
+	KV_TRY(check_sizes(index, heads, clusters, plain, tokens));
+	for (uint32_t head = 0; head < index->kv_heads; head++)
+		copy_head(index, head, at, &heads[head], clusters, plain);
+	for (uint32_t c = 0; c < clusters; c++)
+		index->segment_of[at + c] = segment;
+	if (segment == index->segments) {
+		index->segment_first[segment] = at;
+		index->segments++;
+		index->clusters += clusters;
+	}
+	return KV_OK;
+}
+
+void gw_cluster_index_truncate(struct gw_cluster_index *index, uint32_t segment)
+{
+	if (segment >= index->segments) return;
+	index->clusters = index->segment_first[segment];
+	index->segments = segment;
+}

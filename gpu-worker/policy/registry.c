@@ -1,0 +1,62 @@
+#include <string.h>
+
+#include "gpu-worker/policy/policy.h"
+
+static const struct gw_layer_ops *full_layer(const struct gw_policy_options *options,
+	uint32_t layer)
+{
+	(void)options, (void)layer;
+	return &gw_layer_dense;
+}
+
+static const struct gw_layer_ops *clusterkv_layer(const struct gw_policy_options *options,
+	uint32_t layer)
+{
+	return layer < options->dense_layers ? &gw_layer_dense : &gw_layer_clusters;
+}
+
+static void keep(struct gw_policy_options *options)
+{
+	(void)options;
+}
+
+/* The paper to the letter (arXiv 2412.03213): 80 tokens a cluster, q·μ, nothing estimated. */
+static void follow_paper(struct gw_policy_options *options)
+{
+	options->cluster_tokens = 80;
+	options->size_term = 0;
+	options->estimate = 0;
+	options->center = 0;
+}
+
+static const struct gw_policy_ops policies[] = {
+	{"clusterkv", "attend to the clusters that each query needs, estimate the rest", 1, keep,
+		clusterkv_layer},
+	{"clusterkv-paper", "the published rule, for comparison", 1, follow_paper, clusterkv_layer},
+	{"full", "attend to everything, KV kept in the worker", 0, keep, full_layer},
+};
+
+enum kv_status gw_policy_find(const char *name, const struct gw_policy_ops **policy)
+{
+	for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++)
+		if (strcmp(policies[i].name, name) == 0) {
+			*policy = &policies[i];
+			return KV_OK;
+		}
+	return kv_fail(KV_INVALID, "policy \"%s\" is not known; use clusterkv, clusterkv-paper or full",
+		name);
+}
+
+enum kv_status gw_policy_options_check(const struct gw_policy_options *o)
+{
+	if (o->budget <= o->sinks)
+		return kv_fail(KV_INVALID, "--budget %u must be more than --sinks %u", o->budget, o->sinks);
+	if (o->fold == 0) return kv_fail(KV_INVALID, "--fold 0: must be at least 1 token");
+	if (o->cluster_tokens == 0)
+		return kv_fail(KV_INVALID, "--cluster-tokens 0: must be at least 1 token");
+	if (o->segment < o->cluster_tokens || o->segment <= o->sinks)
+		return kv_fail(KV_INVALID, "--segment %u must be more than --sinks %u and at least "
+			"--cluster-tokens %u", o->segment, o->sinks, o->cluster_tokens);
+	if (o->iterations == 0) return kv_fail(KV_INVALID, "k-means iterations 0: must be at least 1");
+	return KV_OK;
+}
