@@ -1,0 +1,125 @@
+#include "kvstore/engine/engine_internal.h"
+
+static struct kvs_model *model_of(struct kv_list *node)
+{
+	return KV_CONTAINER_OF(node, struct kvs_model, link);
+}
+
+static struct kvs_root *root_of(struct kv_list *node)
+{
+	return KV_CONTAINER_OF(node, struct kvs_root, link);
+}
+
+static enum kv_status same_number(
+    const char *model_name, const char *field, uint32_t known, uint32_t asked)
+{
+	if (known == asked) return KV_OK;
+	return kv_fail(KV_REFUSED,
+	    "model %s is stored with %s %u, this worker has %u: give the worker the same options as "
+	    "the "
+	    "others, or use another store",
+	    model_name, field, known, asked);
+}
+
+static enum kv_status same_layout(
+    const struct kvs_model *model, const struct kvw_model_layout *layout)
+{
+	const struct kvw_model_layout *known = &model->layout;
+
+	KV_TRY(same_number(model->name, "layers", known->layers, layout->layers));
+	KV_TRY(same_number(model->name, "kv_heads", known->kv_heads, layout->kv_heads));
+	KV_TRY(same_number(model->name, "head_dim", known->head_dim, layout->head_dim));
+	KV_TRY(same_number(model->name, "kv_type", known->kv_type, layout->kv_type));
+	KV_TRY(same_number(model->name, "dense_layers", known->dense_layers, layout->dense_layers));
+	KV_TRY(same_number(model->name, "sinks", known->sinks, layout->sinks));
+	KV_TRY(
+	    same_number(model->name, "cluster_tokens", known->cluster_tokens, layout->cluster_tokens));
+	if (memcmp(known->index_digest, layout->index_digest, sizeof known->index_digest) == 0)
+		return KV_OK;
+	return kv_fail(KV_REFUSED,
+	    "model %s is stored with other index parameters: give the worker the same options as the "
+	    "others, or use another store",
+	    model->name);
+}
+
+static enum kv_status find_model(
+    struct kvs_engine *engine, const struct kvs_peer_request *request, struct kvs_model **model)
+{
+	struct kv_list *node;
+
+	*model = NULL;
+	KV_LIST_EACH(node, &engine->models)
+	{
+		if (memcmp(model_of(node)->id, request->model_id, KVW_MODEL_ID_BYTES) != 0) continue;
+		KV_TRY(same_layout(model_of(node), &request->layout));
+		*model = model_of(node);
+		return KV_OK;
+	}
+	if (engine->model_count >= KVS_MAX_MODELS)
+		return kv_fail(KV_LIMIT, "%u models are in the store, the limit is %u: evict unused ones",
+		    engine->model_count, (unsigned)KVS_MAX_MODELS);
+	return KV_OK;
+}
+
+static void fill_model(struct kvs_model *model, const struct kvs_peer_request *request)
+{
+	const char *name = request->model_name ? request->model_name : "";
+
+	model->layout = request->layout;
+	memcpy(model->id, request->model_id, sizeof model->id);
+	kvs_layout_digest(model->id, &model->layout, model->digest);
+	strncpy(model->name, name, sizeof model->name - 1);
+}
+
+enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_request *request,
+    const char *tenant, struct kvs_root **root)
+{
+	struct kvs_model *model, *fresh = NULL;
+	struct kvs_root *found;
+	struct kv_list *node;
+
+	KV_TRY(kvw_model_layout_check(&request->layout));
+	KV_TRY(find_model(engine, request, &model));
+	KV_LIST_EACH(node, &engine->roots)
+	{
+		found = root_of(node);
+		if (found->model != model || strcmp(found->tenant, tenant) != 0) continue;
+		found->references++;
+		*root = found;
+		return KV_OK;
+	}
+	found = kv_alloc_zero(engine->allocator, sizeof *found);
+	if (!found) return KV_NO_MEMORY;
+	if (!model) {
+		model = fresh = kv_alloc_zero(engine->allocator, sizeof *fresh);
+		if (!fresh) {
+			kv_free(engine->allocator, found);
+			return KV_NO_MEMORY;
+		}
+		fill_model(fresh, request);
+		kv_list_push_back(&engine->models, &fresh->link);
+		engine->model_count++;
+	}
+	model->roots++;
+	found->model = model;
+	found->references = 1;
+	memcpy(found->tenant, tenant, strlen(tenant));
+	kv_list_init(&found->children);
+	kv_list_push_back(&engine->roots, &found->link);
+	*root = found;
+	return KV_OK;
+}
+
+void kvs_root_drop(struct kvs_engine *engine, struct kvs_root *root)
+{
+	struct kvs_model *model;
+
+	if (--root->references > 0) return;
+	model = root->model;
+	kv_list_remove(&root->link);
+	kv_free(engine->allocator, root);
+	if (--model->roots > 0) return;
+	kv_list_remove(&model->link);
+	kv_free(engine->allocator, model);
+	engine->model_count--;
+}
