@@ -1,0 +1,105 @@
+/* A store behind a connection: what client_remote.c, remote_session.c and remote_write.c share. */
+#ifndef KVC_REMOTE_INTERNAL_H
+#define KVC_REMOTE_INTERNAL_H
+
+#include "kvstore/client/channel.h"
+#include "kvstore/client/staging.h"
+#include "kvstore/client/store_internal.h"
+
+enum { KVC_MAX_PUTS = 64, KVC_FETCH_CHUNK = 256 };
+
+#define KVC_NOT_STAGED UINT64_MAX
+
+/* One agreed connection as the calling thread uses it. It stays while sequences of it are open, so
+ * that pointers into its memory stay mapped, also when a later session has taken over. */
+struct kvc_session {
+	struct kv_list node;
+	uint64_t number, generation, epoch;
+	uint32_t slot;
+	uint32_t users; /* open sequences */
+	char transport[16];
+	const struct kv_transport_ops *ops;
+	struct kv_transport_client *client;
+	const struct kvw_control_page *page; /* NULL: no page, the connection alone tells */
+	struct kvc_attached *regions;        /* by ascending index */
+	uint32_t region_count, region_capacity;
+};
+
+struct kvc_attached {
+	uint32_t index;
+	uint64_t bytes;
+	struct kv_remote *remote;
+};
+
+struct kvc_put {
+	uint32_t ticket;
+	uint64_t staged;
+	struct kvc_sequence *sequence;
+};
+
+struct kvc_remote_sequence {
+	struct kvc_session *session;
+	struct kvc_pusher *pusher;
+	enum kv_status put_status; /* of the first put that failed */
+	char put_text[256];
+};
+
+struct kvc_remote_store {
+	struct kvc_store base;
+	struct kvc_channel *channel;
+	struct kvc_session *current; /* the last one adopted; NULL only while opening */
+	struct kv_list sessions;
+	uint32_t call_ms, fetch_ms;
+	char lanes[64];
+
+	uint8_t *staging_memory;
+	uint64_t staging_bytes;
+	int staging_descriptor;
+	struct kvc_staging staging;
+	struct kvc_put puts[KVC_MAX_PUTS]; /* a queue, oldest first */
+	uint32_t first_put, put_count;
+
+	uint64_t fetch_session; /* of the batch in flight, 0: none */
+	bool fetch_waits;       /* the transport has transfers of it */
+	struct kv_transfer transfers[KVC_FETCH_CHUNK];
+};
+
+static inline struct kvc_remote_store *kvc_remote_of(struct kvc_store *store)
+{
+	return (struct kvc_remote_store *)store;
+}
+
+/* ---- remote_session.c ---- */
+
+/* Make the channel's session the current one, if it is not. */
+enum kv_status kvc_session_adopt(struct kvc_remote_store *store);
+void kvc_session_destroy(struct kvc_remote_store *store, struct kvc_session *session);
+/* Attach what the store told of since the last call. */
+enum kv_status kvc_session_attach(struct kvc_remote_store *store);
+/* KV_DISCONNECTED or KV_STALE when what this session attached may no longer be used. */
+enum kv_status kvc_session_check(
+    const struct kvc_remote_store *store, const struct kvc_session *session);
+/* Find an entry's units in memory: all of them lie inside attached regions. */
+enum kv_status kvc_session_resolve(struct kvc_session *session, struct kvc_entry *entry);
+/* The attached region, NULL when there is none of that index. */
+struct kvc_attached *kvc_session_region(struct kvc_session *session, uint32_t index);
+void kvc_session_lanes(struct kvc_remote_store *store);
+
+/* ---- remote_write.c ---- */
+
+enum kv_status kvc_remote_reserve(struct kvc_sequence *sequence,
+    const struct kvc_new_segment *segments, uint32_t count, struct kvc_entry **out);
+enum kv_status kvc_remote_unit_begin(struct kvc_entry *entry, uint32_t layer);
+enum kv_status kvc_remote_unit_end(struct kvc_entry *entry, uint32_t layer);
+void kvc_remote_unit_drop(struct kvc_entry *entry, uint32_t layer);
+enum kv_status kvc_remote_commit(
+    struct kvc_sequence *sequence, const struct kvc_commit *commit, struct kvc_entry **results);
+void kvc_remote_release(struct kvc_sequence *sequence, const uint64_t *ids, uint32_t count);
+/* Wait for every put of this sequence (NULL: of all). */
+void kvc_remote_drain_puts(struct kvc_remote_store *store, const struct kvc_sequence *sequence);
+
+/* A record of a segment in a message, with its units found. */
+enum kv_status kvc_remote_entry(
+    struct kvc_sequence *sequence, const Kv__Segment *segment, struct kvc_entry **entry);
+
+#endif
