@@ -67,6 +67,8 @@ struct kv_transport_ops {
 	enum kv_status (*region_attach)(struct kv_transport_client *client,
 		const struct kv_transport_blob *blob, int descriptor, uint64_t bytes,
 		struct kv_remote **remote);
+	/* Let go of a region, after its transfers have been waited for. Pointers into it end here. */
+	void (*region_detach)(struct kv_transport_client *client, struct kv_remote *remote);
 	const uint8_t *(*direct_read)(struct kv_remote *remote, uint64_t offset, uint64_t bytes);
 	uint8_t *(*direct_write)(struct kv_remote *remote, uint64_t offset, uint64_t bytes); /* or NULL */
 	enum kv_status (*get)(struct kv_transport_client *client, const struct kv_transfer *transfers,

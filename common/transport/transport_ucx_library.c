@@ -1,0 +1,145 @@
+#include "common/transport/transport_ucx.h"
+
+#include <dlfcn.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+struct kv_ucx_functions kv_ucx;
+
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+static char load_error[256]; /* "" once the library is there */
+
+static void load(void)
+{
+	/* Ours unless the environment says otherwise. Log lines must not mix with what is printed on
+	 * standard output, which is UCX's own choice. */
+	static const struct {
+		const char *name, *value;
+	} settings[] = {
+	    {"UCX_HANDLE_ERRORS", "none"}, /* no signal handlers */
+	    {"UCX_DEBUG_SIGNO", "0"},      /* SIGHUP is ours */
+	    {"UCX_MEM_EVENTS", "no"},      /* no patching of the C library */
+	    {"UCX_VFS_ENABLE", "n"},
+	    {"UCX_WARN_UNUSED_ENV_VARS", "n"},
+	    {"UCX_LOG_LEVEL", "fatal"}, /* every failure comes back as a status */
+	    {"UCX_LOG_FILE", "stderr"},
+	};
+	void *library, *symbol;
+	size_t i;
+
+	for (i = 0; i < sizeof settings / sizeof settings[0]; i++)
+		setenv(settings[i].name, settings[i].value, 0);
+	library = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
+	if (!library) {
+		snprintf(load_error, sizeof load_error, "%s", dlerror());
+		return;
+	}
+#define KV_UCX_FIND(type, name, arguments)                                                         \
+	symbol = dlsym(library, #name);                                                                \
+	if (!symbol) {                                                                                 \
+		snprintf(load_error, sizeof load_error, "libucp.so.0 has no %s", #name);                   \
+		return;                                                                                    \
+	}                                                                                              \
+	memcpy(&kv_ucx.name, &symbol, sizeof symbol);
+	KV_UCX_FUNCTIONS(KV_UCX_FIND)
+#undef KV_UCX_FIND
+}
+
+enum kv_status kv_ucx_load(void)
+{
+	pthread_once(&once, load);
+	if (load_error[0] == '\0') return KV_OK;
+	return kv_fail(KV_UNSUPPORTED,
+	    "UCX cannot be used (%s): install libucx0, or use --transport=map", load_error);
+}
+
+static enum kv_status set_options(ucp_config_t *config)
+{
+	/* Only shared memory between processes of one host, unless the environment says otherwise: with
+	 * TCP, UCX listens on every interface, and whoever connects can write to this process's memory.
+	 * MM_ERROR_HANDLING: without it, endpoints that report errors leave the shared-memory lanes.
+	 * ALLOC_PRIO: memory that others reach without this process's help, or an honest error. */
+	static const struct {
+		const char *name, *value, *environment;
+	} options[] = {
+	    {"TLS", "posix,self", "UCX_TLS"},
+	    {"MM_ERROR_HANDLING", "y", "UCX_MM_ERROR_HANDLING"},
+	    {"ALLOC_PRIO", "md:posix", "UCX_ALLOC_PRIO"},
+	    {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
+	};
+	ucs_status_t result;
+	size_t i;
+
+	for (i = 0; i < sizeof options / sizeof options[0]; i++) {
+		if (getenv(options[i].environment)) continue;
+		result = kv_ucx.ucp_config_modify(config, options[i].name, options[i].value);
+		if (result != UCS_OK) {
+			return kv_fail(KV_UNSUPPORTED, "UCX refuses %s=%s: %s", options[i].name,
+			    options[i].value, kv_ucx.ucs_status_string(result));
+		}
+	}
+	return KV_OK;
+}
+
+static enum kv_status open_context(ucp_context_h *context)
+{
+	ucp_params_t parameters;
+	enum kv_status status;
+	ucp_config_t *config;
+	ucs_status_t result;
+
+	result = kv_ucx.ucp_config_read(NULL, NULL, &config);
+	if (result != UCS_OK) {
+		return kv_fail(KV_UNSUPPORTED, "UCX cannot read its configuration: %s",
+		    kv_ucx.ucs_status_string(result));
+	}
+	status = set_options(config);
+	if (status == KV_OK) {
+		memset(&parameters, 0, sizeof parameters);
+		parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
+		parameters.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+		result =
+		    kv_ucx.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, context);
+		if (result != UCS_OK) {
+			status = kv_fail(
+			    KV_UNSUPPORTED, "UCX cannot be initialised: %s", kv_ucx.ucs_status_string(result));
+		}
+	}
+	kv_ucx.ucp_config_release(config);
+	return status;
+}
+
+enum kv_status kv_ucx_open(struct kv_ucx_endpoint_set *set)
+{
+	ucp_worker_params_t parameters;
+	struct kv_ucx_endpoint_set opened;
+	ucs_status_t result;
+
+	KV_TRY(kv_ucx_load());
+	KV_TRY(open_context(&opened.context));
+	memset(&parameters, 0, sizeof parameters);
+	parameters.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
+	parameters.thread_mode = UCS_THREAD_MODE_SINGLE;
+	result = kv_ucx.ucp_worker_create(opened.context, &parameters, &opened.worker);
+	if (result != UCS_OK) {
+		kv_ucx.ucp_cleanup(opened.context);
+		return kv_fail(
+		    KV_UNSUPPORTED, "UCX cannot make a worker: %s", kv_ucx.ucs_status_string(result));
+	}
+	result = kv_ucx.ucp_worker_get_efd(opened.worker, &opened.event);
+	if (result != UCS_OK) {
+		kv_ucx_close(&opened);
+		return kv_fail(KV_UNSUPPORTED, "UCX gives no descriptor to wait on: %s",
+		    kv_ucx.ucs_status_string(result));
+	}
+	*set = opened;
+	return KV_OK;
+}
+
+void kv_ucx_close(struct kv_ucx_endpoint_set *set)
+{
+	kv_ucx.ucp_worker_destroy(set->worker);
+	kv_ucx.ucp_cleanup(set->context);
+}
