@@ -194,7 +194,7 @@ static enum kv_status check_counters_request(const Kv__CountersRequest *counters
 		if (!isfinite(counters->values[i]))
 			return kv_fail(KV_PROTOCOL, "counters holds a value that is no finite number");
 	}
-	return KV_OK;
+	return check_text("counters.lanes", counters->lanes, KV_CODEC_MAX_STRING);
 }
 
 static enum kv_status check_resume_request(const Kv__ResumeRequest *resume)
@@ -297,6 +297,9 @@ enum kv_status kv_codec_check_response(const Kv__Response *response)
 		    "reserve.segments", response->reserve->n_segments, response->reserve->segments);
 	case KV__RESPONSE__BODY_RESUME:
 		return check_resume_response(response->resume);
+	case KV__RESPONSE__BODY_COMMIT:
+		return check_segments(
+		    "commit.segments", response->commit->n_segments, response->commit->segments);
 	case KV__RESPONSE__BODY__NOT_SET:
 		return KV_OK; /* most requests need no more than a status */
 	default:
