@@ -180,7 +180,7 @@ static enum kv_status append_encoded(struct id_list *list, const struct gw_token
 		list->ids = grown;
 		list->capacity = capacity;
 	}
-	memcpy(list->ids + list->count, ids, count * sizeof *ids);
+	if (count > 0) memcpy(list->ids + list->count, ids, count * sizeof *ids);
 	list->count += count;
 
 release:

@@ -148,7 +148,9 @@ enum kv_status gw_stream_decoder_push(
 {
 	struct gw_stream_decoder *self = decoder;
 	size_t held = self->shown_length + self->waiting_length;
-	if (!self->stopped && growth(self, bytes, length) > self->capacity - held)
+	size_t more = self->stopped ? 0 : growth(self, bytes, length);
+	/* A finished text may hold a U+FFFD beyond its capacity. */
+	if (more > 0 && held + more > self->capacity)
 		return kv_fail(
 		    KV_LIMIT, "the answer exceeds its %zu bytes; ask for fewer tokens", self->capacity);
 	for (size_t i = 0; i < length && !self->stopped;) {
