@@ -132,7 +132,7 @@ static enum kv_status refuse_variants(const struct reader *reader)
 {
 	const char *path = gw_gguf_path(reader->file);
 	struct gw_gguf_string scaling;
-	char key[KEY_BYTES];
+	char key[KEY_BYTES], text[GW_GGUF_PRINTABLE];
 	uint32_t experts;
 	double factor;
 	enum kv_status status;
@@ -140,8 +140,8 @@ static enum kv_status refuse_variants(const struct reader *reader)
 	make_key(reader, "rope.scaling.type", key);
 	status = gw_gguf_string(reader->file, key, &scaling);
 	if (status == KV_OK && !(scaling.length == 4 && memcmp(scaling.bytes, "none", 4) == 0)) {
-		return kv_fail(KV_UNSUPPORTED, "%s: %s is %.*s; only none is supported", path, key,
-		    scaling.length > 32 ? 32 : (int)scaling.length, scaling.bytes);
+		return kv_fail(KV_UNSUPPORTED, "%s: %s is %s; only none is supported", path, key,
+		    gw_gguf_printable(scaling, text));
 	}
 	if (status != KV_OK && status != KV_NOT_FOUND) return status;
 	make_key(reader, "rope.scale_linear", key);

@@ -46,10 +46,6 @@ struct gw_gguf {
 	uint64_t tensor_count;
 };
 
-/* A name from the file, cut and cleaned for an error text. */
-enum { GW_GGUF_PRINTABLE = 72 };
-const char *gw_gguf_printable(struct gw_gguf_string name, char text[GW_GGUF_PRINTABLE]);
-
 /* Bytes of one scalar of this type, 0 for strings, arrays and numbers outside the format. */
 uint32_t gw_gguf_scalar_bytes(uint32_t type);
 

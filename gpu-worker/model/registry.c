@@ -11,7 +11,7 @@ enum kv_status gw_architecture_of(
     const struct gw_gguf *file, const struct gw_architecture **architecture)
 {
 	struct gw_gguf_string name;
-	char known[128] = "";
+	char known[128] = "", text[GW_GGUF_PRINTABLE];
 
 	if (gw_gguf_string(file, "general.architecture", &name) != KV_OK) {
 		return kv_fail(
@@ -27,6 +27,6 @@ enum kv_status gw_architecture_of(
 		}
 		snprintf(known + used, sizeof known - used, "%s%s", i ? ", " : "", candidate);
 	}
-	return kv_fail(KV_UNSUPPORTED, "%s: architecture %.*s is not supported; there are: %s",
-	    gw_gguf_path(file), name.length > 64 ? 64 : (int)name.length, name.bytes, known);
+	return kv_fail(KV_UNSUPPORTED, "%s: architecture %s is not supported; there are: %s",
+	    gw_gguf_path(file), gw_gguf_printable(name, text), known);
 }

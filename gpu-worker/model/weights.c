@@ -174,6 +174,7 @@ done:
 enum kv_status gw_loader_check_all_used(const struct gw_loader *loader)
 {
 	uint64_t count = gw_gguf_tensor_count(loader->file);
+	char name[GW_GGUF_PRINTABLE];
 	struct gw_gguf_tensor tensor;
 
 	if (loader->used_count == count) return KV_OK;
@@ -185,9 +186,9 @@ enum kv_status gw_loader_check_all_used(const struct gw_loader *loader)
 			at++;
 		if (at == loader->used_count) {
 			return kv_fail(KV_UNSUPPORTED,
-			    "%s: tensor %.*s is not part of this architecture as it is supported; "
+			    "%s: tensor %s is not part of this architecture as it is supported; "
 			    "running without it would give wrong answers",
-			    gw_gguf_path(loader->file), (int)tensor.name.length, tensor.name.bytes);
+			    gw_gguf_path(loader->file), gw_gguf_printable(tensor.name, name));
 		}
 	}
 	return kv_fail(KV_INTERNAL, "%s: a tensor was taken twice", gw_gguf_path(loader->file));
