@@ -10,13 +10,26 @@
 #include "kernels/backend.h"
 
 /* The AVX2 and AVX-512 loops are in this build. */
+#if defined(__x86_64__)
+#define KN_CPU_VECTORS 1
+#else
 #define KN_CPU_VECTORS 0
+#endif
 
 #define KN_LOG2E 1.44269504088896340736f
 
 /* Weights below 2^-115 count as zero. Above that bound a weight times any fp16 value is not zero in
  * fp32, which the sign of a zero sum would otherwise depend on. */
 #define KN_EXP2_LEAST (-115.0f)
+
+/* 2^f on [-1/2, 1/2] as a polynomial with the constant 1, so that 2^0 is exactly 1; minimax to
+ * 2e-9. */
+#define KN_EXP2_1 0.6931472057f
+#define KN_EXP2_2 0.2402264689f
+#define KN_EXP2_3 0.05550328777f
+#define KN_EXP2_4 0.009618488957f
+#define KN_EXP2_5 0.001339993122f
+#define KN_EXP2_6 0.0001534581201f
 
 enum {
 	KN_SPARSE_ROWS = 256,   /* rows of one block of decode attention: part of the result's bits */

@@ -12,11 +12,12 @@ static inline float kn_exp2_plain(float x)
 	/* Adding 1.5 * 2^23 rounds to an integer, which then is the sum's low mantissa bits. */
 	float shifted = bounded + 12582912.0f;
 	float f = bounded - (shifted - 12582912.0f);
-	float p = 1.3397514e-3f;
-	p = p * f + 9.6181292e-3f;
-	p = p * f + 5.5503324e-2f;
-	p = p * f + 2.4022651e-1f;
-	p = p * f + 6.9314718e-1f;
+	float p = KN_EXP2_6;
+	p = p * f + KN_EXP2_5;
+	p = p * f + KN_EXP2_4;
+	p = p * f + KN_EXP2_3;
+	p = p * f + KN_EXP2_2;
+	p = p * f + KN_EXP2_1;
 	p = p * f + 1.0f;
 	float power = kn_bits_float((kn_float_bits(shifted) << 23) + 0x3f800000u);
 	return x < KN_EXP2_LEAST ? 0.0f : p * power;
