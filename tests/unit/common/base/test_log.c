@@ -1,0 +1,112 @@
+#include "common/base/log.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+
+static char captured[8192];
+
+/* Run `emit` with standard error in a file, and keep what it wrote. */
+static void capture(void (*emit)(void))
+{
+	FILE *file = tmpfile();
+	int saved = dup(STDERR_FILENO);
+	size_t length;
+
+	assert_non_null(file);
+	assert_true(dup2(fileno(file), STDERR_FILENO) >= 0);
+	emit();
+	dup2(saved, STDERR_FILENO);
+	close(saved);
+	rewind(file);
+	length = fread(captured, 1, sizeof captured - 1, file);
+	captured[length] = '\0';
+	fclose(file);
+}
+
+static void emit_all_levels(void)
+{
+	kv_error("test", "one=%d", 1);
+	kv_warning("test", "two");
+	kv_info("test", "three");
+	kv_debug("test", "four");
+}
+
+static void emit_hostile(void)
+{
+	kv_info("test", "name=%s", "a\nINFO forged: b\x1b[31m\tc");
+}
+
+static void emit_long(void)
+{
+	static char text[6000];
+
+	memset(text, 'x', sizeof text - 1);
+	kv_info("test", "%s", text);
+}
+
+static void levels_are_filtered(void **state)
+{
+	(void)state;
+	unsetenv("JOURNAL_STREAM");
+	kv_log_set_level(KV_LOG_WARNING);
+	capture(emit_all_levels);
+	assert_non_null(strstr(captured, "Z error test: one=1\n"));
+	assert_non_null(strstr(captured, "Z warning test: two\n"));
+	assert_null(strstr(captured, "three"));
+	kv_log_set_level(KV_LOG_DEBUG);
+	capture(emit_all_levels);
+	assert_non_null(strstr(captured, "debug test: four\n"));
+	kv_log_set_level(KV_LOG_INFO);
+}
+
+static void the_journal_gets_priorities(void **state)
+{
+	(void)state;
+	setenv("JOURNAL_STREAM", "1:2", 1);
+	capture(emit_all_levels);
+	assert_string_equal(captured, "<3>test: one=1\n<4>test: two\n<6>test: three\n");
+	unsetenv("JOURNAL_STREAM");
+}
+
+static void one_event_is_one_line(void **state)
+{
+	(void)state;
+	capture(emit_hostile);
+	assert_ptr_equal(strchr(captured, '\n'), captured + strlen(captured) - 1);
+	assert_non_null(strstr(captured, "name=a INFO forged: b?[31m c\n"));
+	capture(emit_long);
+	assert_ptr_equal(strchr(captured, '\n'), captured + strlen(captured) - 1);
+	assert_non_null(strstr(captured, "xxx...\n"));
+}
+
+static void level_words_are_strict(void **state)
+{
+	enum kv_log_level level = KV_LOG_INFO;
+
+	(void)state;
+	assert_int_equal(kv_log_parse_level("debug", &level), 0);
+	assert_int_equal(level, KV_LOG_DEBUG);
+	assert_int_equal(kv_log_parse_level("Debug", &level), -1);
+	assert_int_equal(kv_log_parse_level("", &level), -1);
+	assert_int_equal(level, KV_LOG_DEBUG);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(levels_are_filtered),
+	    cmocka_unit_test(the_journal_gets_priorities),
+	    cmocka_unit_test(one_event_is_one_line),
+	    cmocka_unit_test(level_words_are_strict),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
