@@ -39,7 +39,8 @@ struct gw_tokenizer {
 	struct gw_pretokenizer *pretokenizer;
 	int ignores_merges;
 
-	/* Symbols 0 … count - 1 are the tokens; those after them are texts that only merges mention. */
+	/* Symbols 0 to count - 1 are the tokens; those after them are texts that only merges mention.
+	 */
 	char *pool;
 	size_t pool_length, pool_capacity;
 	struct gw_bpe_symbol *symbols;

@@ -1,0 +1,121 @@
+#include <inttypes.h>
+#include <jansson.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/runtime/progress.h"
+#include "gpu-worker/commands/commands.h"
+#include "gpu-worker/commands/output.h"
+#include "gpu-worker/commands/report.h"
+#include "gpu-worker/commands/worker.h"
+#include "gpu-worker/server/session.h"
+
+static void show_prefill(void *context, uint64_t done, uint64_t total)
+{
+	(void)total;
+	kv_progress_update(context, done);
+}
+
+static enum kv_status prefill(const struct gw_settings *s, struct gw_worker *worker,
+	struct gw_session *session)
+{
+	const struct gw_sequence *sequence = gw_session_sequence(session);
+	uint32_t tokens = gw_sequence_prompt_tokens(sequence) - gw_sequence_prefix_hit(sequence);
+	struct kv_progress_settings shown = {.title = "prefill", .unit = "layer-tokens", .fd = 2};
+	struct kv_progress *progress = NULL;
+	enum kv_status status;
+
+	shown.total = (uint64_t)tokens * gw_model_shape(worker->model)->layers;
+	shown.mode = s->json ? KV_PROGRESS_OFF : KV_PROGRESS_AUTO;
+	if (tokens < s->chunk) shown.mode = KV_PROGRESS_OFF;
+	KV_TRY(kv_progress_create(worker->allocator, &shown, &progress));
+	status = gw_session_start(session, show_prefill, progress);
+	kv_progress_finish(progress);
+	return status;
+}
+
+static void print_text(const struct gw_settings *s, struct gw_session *session)
+{
+	size_t length = 0;
+	const char *text = gw_session_take(session, &length);
+
+	if (s->json || length == 0) return;
+	fwrite(text, 1, length, stdout);
+	fflush(stdout);
+}
+
+static enum kv_status answer(const struct gw_settings *s, struct gw_worker *worker,
+	struct gw_session *session)
+{
+	uint64_t reported = kv_now_ms();
+
+	if (gw_session_id(session)[0] != '\0')
+		kv_info("generate", "sequence %s", gw_session_id(session));
+	KV_TRY(prefill(s, worker, session));
+	print_text(s, session);
+	while (gw_session_finish(session) == GW_RUNNING) {
+		KV_TRY(gw_session_step(session));
+		print_text(s, session);
+		if (kv_now_ms() - reported >= 500) {
+			reported = kv_now_ms();
+			gw_worker_report(worker);
+		}
+	}
+	gw_worker_report(worker);
+	return KV_OK;
+}
+
+static void print_summary(const struct gw_session *session)
+{
+	json_t *report = gw_session_report(session);
+
+	if (report == NULL) return;
+	fputc('\n', stdout);
+	fflush(stdout);
+	gw_print_report(stderr, report);
+	json_decref(report);
+}
+
+enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_allocator *allocator)
+{
+	struct gw_worker worker;
+	struct gw_session *session = NULL;
+	struct gw_session_request request = {0};
+	int32_t *ids = NULL;
+	enum kv_status status;
+
+	KV_TRY(gw_worker_open(s, allocator, NULL, &worker));
+	if (s->resume == NULL)
+		KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->prompt_file, &ids, &request.token_count),
+			done);
+	request.sequence_id = s->sequence;
+	request.resume_id = s->resume;
+	request.tokens = ids;
+	request.max_tokens = s->max_tokens;
+	request.sampling.temperature = (float)s->temperature;
+	request.sampling.top_k = s->top_k;
+	request.sampling.top_p = (float)s->top_p;
+	request.sampling.seed = s->seed;
+	request.stops = &s->stop;
+	request.stop_count = s->stop != NULL ? 1 : 0;
+	request.ignore_end = s->ignore_end;
+	request.digest = s->logits_digest;
+	KV_TRY_GOTO(status,
+		gw_session_open(worker.pipeline, worker.tokenizer, &request, &session), done);
+	KV_TRY_GOTO(status, answer(s, &worker, session), done);
+	if (s->json) {
+		json_t *report = gw_session_report(session);
+
+		if (report != NULL) json_object_set_new(report, "model", json_string(worker.model_name));
+		status = gw_print_json(report);
+	} else {
+		print_summary(session);
+	}
+done:
+	gw_session_close(session);
+	kv_free(allocator, ids);
+	gw_worker_close(&worker);
+	return status;
+}

@@ -1,0 +1,211 @@
+/* perplexity and logits: the measuring commands. */
+#include <jansson.h>
+#include <math.h>
+#include <stdio.h>
+
+#include "common/runtime/progress.h"
+#include "gpu-worker/commands/commands.h"
+#include "gpu-worker/commands/output.h"
+#include "gpu-worker/commands/report.h"
+#include "gpu-worker/commands/worker.h"
+#include "gpu-worker/server/session.h"
+
+static double nll_of(const float *logits, uint32_t vocabulary, int32_t token)
+{
+	double most = (double)logits[0], sum = 0.0;
+
+	for (uint32_t i = 1; i < vocabulary; i++)
+		most = (double)logits[i] > most ? (double)logits[i] : most;
+	for (uint32_t i = 0; i < vocabulary; i++)
+		sum += exp((double)logits[i] - most);
+	return most + log(sum) - (double)logits[token];
+}
+
+static void show(void *context, uint64_t done, uint64_t total)
+{
+	(void)total;
+	kv_progress_update(context, done);
+}
+
+/* Prefill under a progress display. */
+static enum kv_status run_prompt(const struct gw_settings *s, struct gw_worker *worker,
+	struct gw_sequence *sequence, float *logits, double *mean_nll)
+{
+	struct kv_progress_settings shown = {.title = "prefill", .unit = "layer-tokens", .fd = 2};
+	struct kv_progress *progress = NULL;
+	enum kv_status status;
+
+	shown.total = (uint64_t)gw_sequence_prompt_tokens(sequence) *
+		gw_model_shape(worker->model)->layers;
+	shown.mode = s->json ? KV_PROGRESS_OFF : KV_PROGRESS_AUTO;
+	KV_TRY(kv_progress_create(worker->allocator, &shown, &progress));
+	status = gw_run_prompt(sequence, logits, mean_nll, show, progress);
+	kv_progress_finish(progress);
+	return status;
+}
+
+/* tokens: prefill of `prefill` tokens, then `steps` steps that are each given the right token. */
+static enum kv_status teach(const struct gw_settings *s, struct gw_worker *worker,
+	struct gw_sequence *sequence, const int32_t *tokens, float *logits, double *nll)
+{
+	struct kv_progress_settings shown = {.title = "decode", .unit = "tokens", .fd = 2};
+	uint32_t vocabulary = gw_model_shape(worker->model)->vocabulary;
+	struct kv_progress *progress = NULL;
+	enum kv_status status = KV_OK, failure = KV_OK;
+
+	KV_TRY(run_prompt(s, worker, sequence, logits, NULL));
+	shown.total = s->decode;
+	shown.mode = s->json ? KV_PROGRESS_OFF : KV_PROGRESS_AUTO;
+	KV_TRY(kv_progress_create(worker->allocator, &shown, &progress));
+	*nll = 0.0;
+	for (uint32_t i = 0; i < s->decode; i++) {
+		const int32_t *next = tokens + s->prefill + i;
+
+		KV_TRY_GOTO(status, gw_sequence_accept(sequence, next[0], NULL, 0), done);
+		KV_TRY_GOTO(status, gw_run_token(worker->pipeline, &sequence, 1, logits, &failure), done);
+		KV_TRY_GOTO(status, failure, done);
+		*nll += nll_of(logits, vocabulary, next[1]);
+		kv_progress_update(progress, i + 1);
+	}
+done:
+	kv_progress_finish(progress);
+	gw_worker_report(worker);
+	return status;
+}
+
+static enum kv_status print_perplexity(const struct gw_settings *s, const struct gw_worker *worker,
+	const struct gw_sequence *sequence, double nll)
+{
+	json_t *report = gw_report_json(worker->pipeline, gw_sequence_report(sequence));
+	double mean = nll / s->decode;
+
+	if (report == NULL) return gw_print_json(NULL);
+	json_object_set_new(report, "nll_mean", json_real(mean));
+	json_object_set_new(report, "perplexity", json_real(exp(mean)));
+	json_object_set_new(report, "prompt_tokens", json_integer(s->prefill));
+	json_object_set_new(report, "prefix_hit_tokens",
+		json_integer(gw_sequence_prefix_hit(sequence)));
+	json_object_set_new(report, "decoded_tokens", json_integer(s->decode));
+	json_object_set_new(report, "sequence", json_string(gw_sequence_id(sequence)));
+	json_object_set_new(report, "model", json_string(worker->model_name));
+	if (s->json) return gw_print_json(report);
+	printf("perplexity %.4f (mean NLL %.5f) over %u tokens after %u\n", exp(mean), mean, s->decode,
+		s->prefill);
+	gw_print_report(stdout, report);
+	if (s->audit)
+		printf("audit: lost mass %.4f, output error %.4f, recall %.3f\n",
+			json_number_value(json_object_get(report, "lost_mass_mean")),
+			json_number_value(json_object_get(report, "output_error_mean")),
+			json_number_value(json_object_get(report, "recall_mean")));
+	json_decref(report);
+	return KV_OK;
+}
+
+enum kv_status gw_command_perplexity(const struct gw_settings *s, struct kv_allocator *allocator)
+{
+	struct gw_worker worker;
+	struct gw_sequence *sequence = NULL;
+	struct gw_sequence_request request = {0};
+	int32_t *ids = NULL;
+	float *logits = NULL;
+	uint32_t count = 0;
+	double nll = 0.0;
+	enum kv_status status;
+
+	KV_TRY(gw_worker_open(s, allocator, NULL, &worker));
+	KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->file, &ids, &count), done);
+	if (count < (uint64_t)s->prefill + s->decode + 1) {
+		status = kv_fail(KV_INVALID, "the text has %u tokens; --prefill %u and --decode %u need %llu",
+			count, s->prefill, s->decode, (unsigned long long)s->prefill + s->decode + 1);
+		goto done;
+	}
+	logits = kv_alloc_array(allocator, gw_model_shape(worker.model)->vocabulary, sizeof *logits);
+	if (logits == NULL) {
+		status = KV_NO_MEMORY;
+		goto done;
+	}
+	request.tokens = ids;
+	request.token_count = s->prefill;
+	request.max_tokens = s->decode;
+	KV_TRY_GOTO(status, gw_sequence_open(worker.pipeline, &request, &sequence), done);
+	KV_TRY_GOTO(status, teach(s, &worker, sequence, ids, logits, &nll), done);
+	status = print_perplexity(s, &worker, sequence, nll);
+done:
+	gw_sequence_close(sequence, 0);
+	kv_free(allocator, ids);
+	kv_free(allocator, logits);
+	gw_worker_close(&worker);
+	return status;
+}
+
+/* Top k by falling logit, ties to the lower id. */
+static json_t *top_of(const float *logits, uint32_t vocabulary, uint32_t k)
+{
+	json_t *list = json_array();
+	float bound = INFINITY;
+	int32_t last = -1;
+
+	for (uint32_t n = 0; n < k && n < vocabulary; n++) {
+		int32_t best = -1;
+
+		for (uint32_t i = 0; i < vocabulary; i++) {
+			if (logits[i] > bound || (logits[i] == bound && (int32_t)i <= last)) continue;
+			if (best < 0 || logits[i] > logits[best]) best = (int32_t)i;
+		}
+		if (best < 0) break;
+		bound = logits[best];
+		last = best;
+		json_array_append_new(list, json_pack("{s:i, s:f}", "id", best, "logit", (double)bound));
+	}
+	return list;
+}
+
+static enum kv_status print_logits(const struct gw_settings *s, const struct gw_worker *worker,
+	const float *logits, uint32_t prompt_tokens, double mean_nll)
+{
+	uint32_t vocabulary = gw_model_shape(worker->model)->vocabulary;
+	json_t *list = top_of(logits, vocabulary, s->top);
+	json_t *item;
+	size_t i;
+
+	if (s->json)
+		return gw_print_json(json_pack("{s:o, s:o, s:i, s:s}", "top", list, "mean_nll",
+			prompt_tokens > 1 ? json_real(mean_nll) : json_null(), "prompt_tokens",
+			(int)prompt_tokens, "model", worker->model_name));
+	json_array_foreach(list, i, item)
+		printf("%8d %10.4f\n", (int)json_integer_value(json_object_get(item, "id")),
+			json_real_value(json_object_get(item, "logit")));
+	if (prompt_tokens > 1) printf("mean NLL %.5f over %u tokens\n", mean_nll, prompt_tokens - 1);
+	json_decref(list);
+	return KV_OK;
+}
+
+enum kv_status gw_command_logits(const struct gw_settings *s, struct kv_allocator *allocator)
+{
+	struct gw_worker worker;
+	struct gw_sequence *sequence = NULL;
+	struct gw_sequence_request request = {0};
+	int32_t *ids = NULL;
+	float *logits = NULL;
+	double mean_nll = 0.0;
+	enum kv_status status;
+
+	KV_TRY(gw_worker_open(s, allocator, "full", &worker));
+	KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->prompt_file, &ids, &request.token_count), done);
+	logits = kv_alloc_array(allocator, gw_model_shape(worker.model)->vocabulary, sizeof *logits);
+	if (logits == NULL) {
+		status = KV_NO_MEMORY;
+		goto done;
+	}
+	request.tokens = ids;
+	KV_TRY_GOTO(status, gw_sequence_open(worker.pipeline, &request, &sequence), done);
+	KV_TRY_GOTO(status, run_prompt(s, &worker, sequence, logits,
+		request.token_count > 1 ? &mean_nll : NULL), done);
+	status = print_logits(s, &worker, logits, request.token_count, mean_nll);
+done:
+	gw_sequence_close(sequence, 0);
+	kv_free(allocator, ids);
+	kv_free(allocator, logits);
+	gw_worker_close(&worker);
+	return status;
+}

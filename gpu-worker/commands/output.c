@@ -1,0 +1,43 @@
+#include "gpu-worker/commands/output.h"
+
+enum kv_status gw_print_json(json_t *object)
+{
+	int failed;
+
+	if (object == NULL) return kv_fail(KV_NO_MEMORY, "no memory for the JSON output");
+	failed = json_dumpf(object, stdout, JSON_COMPACT | JSON_REAL_PRECISION(9));
+	json_decref(object);
+	if (failed != 0 || fputc('\n', stdout) == EOF || fflush(stdout) != 0)
+		return kv_fail(KV_IO, "standard output cannot be written");
+	return KV_OK;
+}
+
+static double number(const json_t *report, const char *name)
+{
+	return json_number_value(json_object_get(report, name));
+}
+
+void gw_print_report(FILE *file, const json_t *report)
+{
+	const json_t *cache = json_object_get(report, "cache");
+	double prompt = number(report, "prompt_tokens"), hit = number(report, "prefix_hit_tokens");
+	double prefill = number(report, "prefill_seconds"), per_token = number(report, "ms_per_token");
+
+	fprintf(file, "prompt %.0f tokens, %.0f of them found in the store; prefill %.2f s", prompt, hit,
+		prefill);
+	if (prefill > 0.0) fprintf(file, " (%.0f tokens/s)", (prompt - hit) / prefill);
+	if (per_token > 0.0)
+		fprintf(file, "; decode %.2f ms/token (%.1f tokens/s)", per_token, 1e3 / per_token);
+	fputc('\n', file);
+	if (json_is_number(json_object_get(report, "budget_tokens_mean")))
+		fprintf(file, "attended %.0f budget + %.0f window tokens",
+			number(report, "budget_tokens_mean"), number(report, "window_tokens_mean"));
+	if (json_is_number(json_object_get(report, "lost_mass_estimated_mean")))
+		fprintf(file, ", estimated lost mass %.4f", number(report, "lost_mass_estimated_mean"));
+	if (json_is_number(json_object_get(cache, "hit_rate")))
+		fprintf(file, ", cluster cache hit rate %.1f %%", 100.0 * number(cache, "hit_rate"));
+	fprintf(file, "\nsequence %s, policy %s, transport %s\n",
+		json_string_value(json_object_get(report, "sequence")),
+		json_string_value(json_object_get(report, "policy")),
+		json_string_value(json_object_get(report, "transport")));
+}

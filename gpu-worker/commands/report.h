@@ -1,0 +1,30 @@
+/* The worker's counters, as the store's statistics show them. */
+#ifndef GW_COMMANDS_REPORT_H
+#define GW_COMMANDS_REPORT_H
+
+#include "gpu-worker/commands/worker.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Totals of all sequences of this worker; the engine thread adds to them. */
+struct gw_totals {
+	uint64_t prompt_tokens, prefix_hit_tokens, decode_tokens, requests, failures;
+	double prefill_seconds, decode_seconds, index_seconds, select_seconds, fetch_seconds;
+	double budget_tokens, window_tokens, lost_mass_estimated;
+	uint64_t selections, estimates, active_sequences;
+};
+
+void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed);
+
+/* Hand the counters to the store client, which pushes them each second. */
+void gw_worker_push(struct gw_worker *worker, const struct gw_totals *totals);
+
+/* The same for a process with one sequence: only what the cache counts. */
+void gw_worker_report(struct gw_worker *worker);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

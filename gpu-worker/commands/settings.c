@@ -1,0 +1,204 @@
+#include "gpu-worker/commands/settings.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#include "common/base/status.h"
+
+static const char *const precision_words[] = {"default", "fp32", NULL};
+static const char *const kv_type_words[] = {"auto", "f16", "f32", NULL};
+static const char *const level_words[] = {"auto", "plain", "avx2", "avx512", NULL};
+static const char *const score_words[] = {"size", "paper", NULL};
+static const char *const switch_words[] = {"off", "on", NULL};
+static const char *const miss_words[] = {"wait", "estimate", NULL};
+static const char *const log_words[] = {"error", "warning", "info", "debug", NULL};
+
+#define AT(field) offsetof(struct gw_settings, field)
+
+/* X-style rows: every field is written once, by name. */
+#define STRING(n, field, value, what, text, mask)                                                  \
+	{                                                                                              \
+		.name = n, .kind = KV_OPTION_STRING, .offset = AT(field), .default_text = value,           \
+		.unit = what, .help = text, .commands = mask                                               \
+	}
+#define NUMBER(n, field, value, what, text, mask, low, high)                                       \
+	{                                                                                              \
+		.name = n, .kind = KV_OPTION_U32, .offset = AT(field), .default_text = value,              \
+		.unit = what, .help = text, .commands = mask, .minimum = low, .maximum = high              \
+	}
+#define WORD(n, field, value, list, text, mask)                                                    \
+	{                                                                                              \
+		.name = n, .kind = KV_OPTION_WORD, .offset = AT(field), .default_text = value,             \
+		.words = list, .help = text, .commands = mask                                              \
+	}
+#define FLAG(n, field, text, mask)                                                                 \
+	{                                                                                              \
+		.name = n, .kind = KV_OPTION_FLAG, .offset = AT(field), .help = text, .commands = mask     \
+	}
+#define OTHER(k, n, field, value, text, mask, low, high)                                           \
+	{                                                                                              \
+		.name = n, .kind = k, .offset = AT(field), .default_text = value, .help = text,            \
+		.commands = mask, .minimum = low, .maximum = high                                          \
+	}
+
+enum {
+	DECODING = GW_SERVE | GW_GENERATE | GW_PERPLEXITY,
+	WORKING = GW_MODEL_COMMANDS,
+	CONTEXT_LIMIT = 1048576
+};
+
+static const struct kv_option options[] = {
+	{.name = "model", .kind = KV_OPTION_STRING, .offset = AT(model), .unit = "FILE",
+		.help = "GGUF file of the model (llama or qwen2 architecture).", .group = "Model",
+		.flags = KV_OPTION_REQUIRED},
+	STRING("backend", backend, "auto", "NAME", "Compute backend: auto, cpu or cuda.", WORKING),
+	WORD("precision", precision, "default", precision_words,
+		"fp32 keeps activations in float (slow, for tests) and implies --kv-type f32.", WORKING),
+	WORD("kv-type", kv_type, "auto", kv_type_words,
+		"Type of stored keys and values; auto is f16, f32 with --precision fp32.", WORKING),
+	NUMBER("threads", threads, "0", "threads", "Compute threads; 0: one for each CPU.", WORKING, 0,
+		256),
+	WORD("cpu-level", cpu_level, "auto", level_words, "Highest CPU instructions to use.", WORKING),
+	NUMBER("chunk", chunk, "512", "tokens", "Prompt tokens computed in one call.", WORKING, 1, 4096),
+
+	{.name = "store", .kind = KV_OPTION_STRING, .offset = AT(store), .default_text = "none",
+		.unit = "unix:PATH|none", .group = "Store", .commands = DECODING,
+		.help = "Socket of kvstored; none keeps an arena in this process."},
+	STRING("transport", transport, "auto", "NAME", "auto, ucx or map.", DECODING),
+	STRING("name", name, "", "NAME",
+		"This worker's name in the store's statistics; default: worker-PID.", DECODING),
+	OTHER(KV_OPTION_SIZE, "local-memory", local_memory, "4GiB",
+		"Arena limit with --store none.", DECODING, 1048576, 0),
+	OTHER(KV_OPTION_DURATION, "store-wait", store_wait_ms, "0ms",
+		"How long to wait for the store at the start; serve goes on waiting.", DECODING, 0, 0),
+	OTHER(KV_OPTION_DURATION, "call-timeout", call_ms, "5s", "Deadline of a control call.",
+		DECODING, 1, 0),
+	OTHER(KV_OPTION_DURATION, "fetch-timeout", fetch_ms, "2s", "Deadline of a fetch.", DECODING, 1,
+		0),
+
+	{.name = "policy", .kind = KV_OPTION_STRING, .offset = AT(policy),
+		.default_text = "clusterkv", .unit = "NAME", .group = "Attention", .commands = DECODING,
+		.help = "clusterkv, clusterkv-paper, or full (everything, KV kept in the worker)."},
+	NUMBER("budget", budget, "1024", "tokens",
+		"Tokens that each KV head attends to: sinks and selected clusters.", DECODING, 1,
+		CONTEXT_LIMIT),
+	WORD("score", score, "size", score_words,
+		"Score of a cluster: size adds ln(size), paper does not.", DECODING),
+	WORD("estimate", estimate, "on", switch_words, "Estimate the clusters that are not selected.",
+		DECODING),
+	WORD("center", center, "on", switch_words, "Subtract the mean key before clustering.",
+		DECODING),
+	OTHER(KV_OPTION_SIZE, "cache", cache, "0",
+		"Cluster cache in bytes; 0: twice the budget for each of --max-batch sequences.", DECODING,
+		0, 0),
+	STRING("cache-policy", cache_policy, "clock", "POLICY",
+		"clock (by bytes), or recency:R (also drop what R steps did not use).", DECODING),
+	WORD("on-miss", on_miss, "wait", miss_words,
+		"What a fetch that is late or fails leads to: wait for it, then fail the request.",
+		DECODING),
+	NUMBER("dense-layers", dense_layers, "2", "layers",
+		"Leading layers that attend to everything.", DECODING, 0, 256),
+	NUMBER("sinks", sinks, "16", "tokens", "First tokens, always attended.", DECODING, 0, 4096),
+	NUMBER("window", window, "128", "tokens", "Last tokens, kept dense.", DECODING, 0, 65536),
+	NUMBER("fold", fold, "320", "tokens", "Tokens that leave a full window together.", DECODING, 1,
+		65536),
+	NUMBER("segment", segment, "4096", "tokens", "Tokens of a prompt's segments.", DECODING, 1,
+		65536),
+	NUMBER("cluster-tokens", cluster_tokens, "32", "tokens", "Mean tokens of a cluster.", DECODING,
+		1, 4096),
+	NUMBER("iterations", iterations, "5", "rounds", "k-means iterations, at most.", DECODING, 1,
+		100),
+	NUMBER("max-batch", max_batch, "4", "sequences", "Sequences decoded in one step.", GW_SERVE, 1,
+		16),
+
+	{.name = "prompt-file", .kind = KV_OPTION_STRING, .offset = AT(prompt_file), .unit = "FILE|-",
+		.group = "Input and output", .commands = GW_GENERATE | GW_LOGITS,
+		.help = "Text of the prompt, taken verbatim; - is standard input."},
+	STRING("tokens-file", tokens_file, NULL, "FILE|-",
+		"Token ids of the prompt, separated by spaces, commas or newlines.",
+		GW_GENERATE | GW_LOGITS | GW_PERPLEXITY | GW_DETOKENIZE),
+	STRING("file", file, NULL, "FILE|-", "Text to read; - is standard input.",
+		GW_TOKENIZE | GW_PERPLEXITY),
+	FLAG("parse-special", parse_special,
+		"Text of special tokens in the input becomes those tokens.",
+		GW_GENERATE | GW_LOGITS | GW_TOKENIZE | GW_PERPLEXITY),
+	NUMBER("max-tokens", max_tokens, "128", "tokens", "Tokens to generate, at most.", GW_GENERATE, 1,
+		CONTEXT_LIMIT),
+	FLAG("ignore-end", ignore_end, "Go on after an end token.", GW_GENERATE),
+	{.name = "temperature", .kind = KV_OPTION_DOUBLE, .offset = AT(temperature),
+		.default_text = "0", .help = "0 takes the likeliest token.", .commands = GW_GENERATE,
+		.maximum_real = 100.0},
+	NUMBER("top-k", top_k, "0", "tokens", "Sample among the K likeliest; 0: all.", GW_GENERATE, 0,
+		0),
+	{.name = "top-p", .kind = KV_OPTION_DOUBLE, .offset = AT(top_p), .default_text = "1",
+		.help = "Sample among the likeliest that make up this probability.",
+		.commands = GW_GENERATE, .maximum_real = 1.0},
+	OTHER(KV_OPTION_U64, "seed", seed, "0", "Seed of the sampler.", GW_GENERATE, 0, 0),
+	STRING("stop", stop, NULL, "TEXT", "End the answer before this text.", GW_GENERATE),
+	STRING("sequence", sequence, NULL, "ID", "Name the sequence, so that it can be resumed.",
+		GW_GENERATE),
+	STRING("resume", resume, NULL, "ID", "Go on with a sequence whose worker died.", GW_GENERATE),
+	FLAG("logits-digest", logits_digest, "Report a digest of all logits.", GW_GENERATE),
+	FLAG("audit", audit, "Also compute full attention, and report what was lost.",
+		GW_GENERATE | GW_PERPLEXITY),
+	NUMBER("prefill", prefill, "2048", "tokens", "Tokens of the text that are prefilled.",
+		GW_PERPLEXITY, 1, CONTEXT_LIMIT),
+	NUMBER("decode", decode, "256", "tokens", "Teacher-forced decode steps after them.",
+		GW_PERPLEXITY, 1, CONTEXT_LIMIT),
+	NUMBER("top", top, "10", "tokens", "How many of the top logits to print.", GW_LOGITS, 1, 1000),
+	FLAG("json", json, "Print one JSON object on standard output.", 0),
+
+	{.name = "listen", .kind = KV_OPTION_STRING, .offset = AT(listen),
+		.default_text = "127.0.0.1:8080", .unit = "HOST:PORT", .group = "Serving",
+		.commands = GW_SERVE, .help = "Address of the HTTP API; port 0 takes a free one."},
+	NUMBER("max-sequences", max_sequences, "4", "sequences", "Requests that decode at once.",
+		GW_SERVE, 1, 16),
+	NUMBER("max-requests", max_requests, "64", "requests", "Requests that may wait, at most.",
+		GW_SERVE, 1, 4096),
+	OTHER(KV_OPTION_SIZE, "max-body", max_body, "4MiB", "Largest request body.", GW_SERVE, 1024, 0),
+	OTHER(KV_OPTION_DURATION, "idle-timeout", idle_ms, "60s", "Close a silent connection after.",
+		GW_SERVE, 100, 0),
+	OTHER(KV_OPTION_DURATION, "drain-timeout", drain_ms, "10s",
+		"How long running requests may go on after SIGTERM.", GW_SERVE, 0, 0),
+
+	{.name = "log-level", .kind = KV_OPTION_WORD, .offset = AT(log_level), .default_text = "info",
+		.words = log_words, .group = "Log", .help = "error, warning, info or debug."},
+};
+
+static const struct kv_command commands[] = {
+	{"serve", "Answer HTTP requests until SIGTERM.", GW_SERVE},
+	{"generate", "Answer one prompt.", GW_GENERATE},
+	{"perplexity", "Prefill a text, then measure teacher-forced decode steps.", GW_PERPLEXITY},
+	{"logits", "Print the top logits after a prompt, and the prompt's mean NLL.", GW_LOGITS},
+	{"tokenize", "Turn text into token ids.", GW_TOKENIZE},
+	{"detokenize", "Turn token ids into text.", GW_DETOKENIZE},
+};
+
+static enum kv_status validate(const void *opaque)
+{
+	const struct gw_settings *s = opaque;
+
+	if (s->precision == 1 && s->kv_type == 1)
+		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 key/values; "
+			"leave --kv-type out");
+	if (s->on_miss == 1)
+		return kv_fail(KV_INVALID, "--on-miss estimate is not part of this version; use wait");
+	if (s->resume != NULL && s->sequence != NULL)
+		return kv_fail(KV_INVALID, "--resume %s with --sequence %s: a resumed sequence keeps its id",
+			s->resume, s->sequence);
+	return KV_OK;
+}
+
+static const char *const other_sections[] = {"kvstored", "kvctl", NULL};
+
+const struct kv_program gw_program = {
+	.name = "gpu-worker",
+	.summary = "Runs a model; keeps long contexts' key/values in kvstored, by cluster.",
+	.options = options,
+	.option_count = sizeof options / sizeof options[0],
+	.settings_size = sizeof(struct gw_settings),
+	.commands = commands,
+	.command_count = sizeof commands / sizeof commands[0],
+	.other_sections = other_sections,
+	.validate = validate,
+};

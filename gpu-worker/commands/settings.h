@@ -1,0 +1,60 @@
+/* The options of gpu-worker, all commands, from one table. */
+#ifndef GW_COMMANDS_SETTINGS_H
+#define GW_COMMANDS_SETTINGS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/runtime/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum gw_command_bit {
+	GW_SERVE = 1,
+	GW_GENERATE = 2,
+	GW_PERPLEXITY = 4,
+	GW_LOGITS = 8,
+	GW_TOKENIZE = 16,
+	GW_DETOKENIZE = 32,
+	GW_MODEL_COMMANDS = GW_SERVE | GW_GENERATE | GW_PERPLEXITY | GW_LOGITS
+};
+
+struct gw_settings {
+	/* model and backend */
+	const char *model, *backend;
+	int precision, kv_type;          /* words: default fp32; auto f16 f32 */
+	uint32_t threads, chunk, max_batch;
+	int cpu_level;                   /* words: auto plain avx2 avx512 */
+	/* store */
+	const char *store, *transport, *name;
+	uint64_t local_memory, store_wait_ms, call_ms, fetch_ms;
+	/* policy */
+	const char *policy, *cache_policy;
+	uint32_t budget, sinks, window, fold, segment, cluster_tokens, dense_layers, iterations;
+	int score, estimate, center;     /* words: size paper; off on; off on */
+	int on_miss;                     /* word: wait */
+	uint64_t cache;
+	/* input and output */
+	const char *prompt_file, *tokens_file, *file;
+	bool parse_special, json, logits_digest, audit, ignore_end;
+	uint32_t max_tokens, top, prefill, decode;
+	double temperature, top_p;
+	uint32_t top_k;
+	uint64_t seed;
+	const char *sequence, *resume, *stop;
+	/* serve */
+	const char *listen;
+	uint32_t max_sequences, max_requests;
+	uint64_t max_body, idle_ms, drain_ms;
+	/* log */
+	int log_level;                   /* words: error warning info debug */
+};
+
+extern const struct kv_program gw_program;
+
+#ifdef __cplusplus
+}
+#endif
+#endif

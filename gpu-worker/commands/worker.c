@@ -1,0 +1,297 @@
+#include "gpu-worker/commands/worker.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/log.h"
+#include "common/runtime/progress.h"
+#include "gpu-worker/commands/load_text.h"
+
+enum { INPUT_LIMIT = 64 << 20 };
+
+static void set_policy(const struct gw_settings *s, const char *name, struct gw_policy_options *p)
+{
+	memset(p, 0, sizeof *p);
+	p->name = name != NULL ? name : s->policy != NULL ? s->policy : "full";
+	p->budget = s->budget > 0 ? s->budget : 1024;
+	p->sinks = s->sinks;
+	p->window = s->window;
+	p->fold = s->fold > 0 ? s->fold : 320;
+	p->segment = s->segment > 0 ? s->segment : 4096;
+	p->cluster_tokens = s->cluster_tokens > 0 ? s->cluster_tokens : 32;
+	p->dense_layers = s->dense_layers;
+	p->iterations = s->iterations > 0 ? s->iterations : 5;
+	p->size_term = s->score == 0;
+	p->estimate = s->estimate == 1;
+	p->center = s->center == 1;
+}
+
+static enum kv_status recency_of(const char *text, uint32_t *recency)
+{
+	char *end = NULL;
+	unsigned long value;
+
+	if (text == NULL || strcmp(text, "clock") == 0) {
+		*recency = 0;
+		return KV_OK;
+	}
+	if (strncmp(text, "recency:", 8) == 0 && text[8] >= '1' && text[8] <= '9') {
+		value = strtoul(text + 8, &end, 10);
+		if (*end == '\0' && value <= 1000) {
+			*recency = (uint32_t)value;
+			return KV_OK;
+		}
+	}
+	return kv_fail(KV_INVALID, "--cache-policy \"%s\": must be clock, or recency:R with R from 1 to "
+		"1000", text);
+}
+
+static void show_packing(void *context, uint64_t done, uint64_t total)
+{
+	(void)total;
+	kv_progress_update(context, done);
+}
+
+static uint32_t larger(uint32_t a, uint32_t b)
+{
+	return a > b ? a : b;
+}
+
+static enum kv_status open_backend(struct gw_worker *worker, const struct gw_gguf *file)
+{
+	const struct gw_settings *s = worker->settings;
+	struct kn_backend_options options = {0};
+	struct gw_model_shape shape;
+
+	options.allocator = worker->allocator;
+	options.threads = s->threads;
+	options.cpu_level = (enum kn_cpu_level)s->cpu_level;
+	KV_TRY(gw_model_read_shape(file, &shape));
+	options.max_rows = larger(s->chunk, KN_MAX_DECODE_ROWS);
+	options.max_columns =
+		larger(larger(shape.hidden, shape.feed_forward), shape.heads * shape.head_dim);
+	KV_TRY(kn_backend_open(s->backend, &options, &worker->ops, &worker->backend));
+	return worker->ops->stream_create(worker->backend, &worker->stream);
+}
+
+static enum kv_status open_model(struct gw_worker *worker, const struct gw_gguf *file)
+{
+	const struct gw_settings *s = worker->settings;
+	struct gw_model_options options = {0};
+	struct kv_progress_settings shown = {.title = "packing weights", .unit = "bytes", .fd = 2};
+	struct kv_progress *progress = NULL;
+	enum kv_status status;
+
+	KV_TRY(gw_gguf_digest(file, worker->model_id));
+	shown.mode = isatty(2) ? KV_PROGRESS_BAR : KV_PROGRESS_OFF;
+	KV_TRY(kv_progress_create(worker->allocator, &shown, &progress));
+	options.allocator = worker->allocator;
+	options.ops = worker->ops;
+	options.backend = worker->backend;
+	options.stream = worker->stream;
+	options.precision = s->precision == 1 ? KN_PRECISION_FP32 : KN_PRECISION_DEFAULT;
+	options.max_rows = larger(s->chunk, KN_MAX_DECODE_ROWS);
+	options.progress = show_packing;
+	options.progress_context = progress;
+	status = gw_model_open(file, &options, &worker->model);
+	kv_progress_finish(progress);
+	return status;
+}
+
+static enum kv_status open_store(struct gw_worker *worker)
+{
+	const struct gw_settings *s = worker->settings;
+	struct kvc_options options = {0};
+
+	options.allocator = worker->allocator;
+	options.address = s->store;
+	options.transport = s->transport;
+	options.name = worker->name;
+	memcpy(options.model_id, worker->model_id, sizeof options.model_id);
+	options.model_name = worker->model_name;
+	gw_pipeline_layout(gw_model_shape(worker->model), &worker->policy, worker->kv_type,
+		&options.layout);
+	options.local_memory = s->local_memory;
+	options.connect_ms = (uint32_t)s->store_wait_ms;
+	options.call_ms = (uint32_t)s->call_ms;
+	options.fetch_ms = (uint32_t)s->fetch_ms;
+	return kvc_open(&options, &worker->store);
+}
+
+static enum kv_status open_pipeline(struct gw_worker *worker)
+{
+	const struct gw_settings *s = worker->settings;
+	struct gw_pipeline_options options = {0};
+	const struct gw_policy_ops *policy;
+
+	KV_TRY(gw_policy_find(worker->policy.name, &policy));
+	policy->adjust(&worker->policy);
+	KV_TRY(recency_of(s->cache_policy, &options.cache_recency));
+	if (policy->offloads) KV_TRY(open_store(worker));
+	options.allocator = worker->allocator;
+	options.ops = worker->ops;
+	options.backend = worker->backend;
+	options.stream = worker->stream;
+	options.model = worker->model;
+	options.store = worker->store;
+	options.policy = worker->policy;
+	options.kv_type = worker->kv_type;
+	options.cache_bytes = s->cache;
+	options.chunk = s->chunk;
+	options.max_batch = s->max_batch > 0 ? s->max_batch : 1;
+	options.audit = s->audit;
+	return gw_pipeline_create(&options, &worker->pipeline);
+}
+
+static void name_worker(struct gw_worker *worker, const struct gw_settings *s)
+{
+	const char *slash = strrchr(s->model, '/');
+
+	snprintf(worker->model_name, sizeof worker->model_name, "%s", slash ? slash + 1 : s->model);
+	if (s->name != NULL && s->name[0] != '\0')
+		snprintf(worker->name, sizeof worker->name, "%s", s->name);
+	else
+		snprintf(worker->name, sizeof worker->name, "worker-%ld", (long)getpid());
+}
+
+enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allocator *allocator,
+	const char *policy, struct gw_worker *worker)
+{
+	struct gw_gguf *file = NULL;
+	enum kv_status status;
+
+	memset(worker, 0, sizeof *worker);
+	worker->settings = settings;
+	worker->allocator = allocator;
+	name_worker(worker, settings);
+	set_policy(settings, policy, &worker->policy);
+	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
+	KV_TRY_GOTO(status, gw_gguf_open(allocator, settings->model, &file), done);
+	KV_TRY_GOTO(status, gw_load_tokenizer(file, allocator, &worker->tokenizer), done);
+	KV_TRY_GOTO(status, gw_load_chat_format(file, &worker->chat_format), done);
+	KV_TRY_GOTO(status, open_backend(worker, file), done);
+	KV_TRY_GOTO(status, open_model(worker, file), done);
+	if (gw_tokenizer_vocabulary(worker->tokenizer) != gw_model_shape(worker->model)->vocabulary)
+		kv_debug("worker", "the tokenizer has %u tokens, the model %u",
+			gw_tokenizer_vocabulary(worker->tokenizer), gw_model_shape(worker->model)->vocabulary);
+	KV_TRY_GOTO(status, open_pipeline(worker), done);
+done:
+	gw_gguf_close(file);
+	if (status != KV_OK) gw_worker_close(worker);
+	return status;
+}
+
+enum kv_status gw_worker_open_text(const struct gw_settings *settings,
+	struct kv_allocator *allocator, struct gw_worker *worker)
+{
+	struct gw_gguf *file = NULL;
+	enum kv_status status;
+
+	memset(worker, 0, sizeof *worker);
+	worker->settings = settings;
+	worker->allocator = allocator;
+	KV_TRY(gw_gguf_open(allocator, settings->model, &file));
+	status = gw_load_tokenizer(file, allocator, &worker->tokenizer);
+	gw_gguf_close(file);
+	return status;
+}
+
+void gw_worker_close(struct gw_worker *worker)
+{
+	gw_pipeline_destroy(worker->pipeline);
+	if (worker->store != NULL) kvc_close(worker->store);
+	gw_model_close(worker->model);
+	gw_tokenizer_destroy(worker->tokenizer);
+	if (worker->stream != NULL) worker->ops->stream_destroy(worker->backend, worker->stream);
+	if (worker->backend != NULL) worker->ops->close(worker->backend);
+	memset(worker, 0, sizeof *worker);
+}
+
+enum kv_status gw_read_file(struct kv_allocator *allocator, const char *path, size_t limit,
+	char **text, size_t *length)
+{
+	FILE *file = strcmp(path, "-") == 0 ? stdin : fopen(path, "rb");
+	size_t used = 0, capacity = 65536;
+	char *buffer, *grown;
+	enum kv_status status = KV_OK;
+
+	if (file == NULL) return kv_fail(KV_IO, "%s: %s", path, strerror(errno));
+	buffer = kv_alloc(allocator, capacity + 1);
+	if (buffer == NULL) status = KV_NO_MEMORY;
+	while (status == KV_OK && (used += fread(buffer + used, 1, capacity - used, file)) == capacity) {
+		grown = capacity < limit ? kv_realloc(allocator, buffer, capacity * 2 + 1) : NULL;
+		if (grown == NULL) {
+			status = kv_fail(KV_LIMIT, "%s: larger than %zu bytes", path, limit);
+			break;
+		}
+		buffer = grown;
+		capacity *= 2;
+	}
+	if (status == KV_OK && ferror(file)) status = kv_fail(KV_IO, "%s: %s", path, strerror(errno));
+	if (file != stdin) fclose(file);
+	if (status != KV_OK) {
+		kv_free(allocator, buffer);
+		return status;
+	}
+	buffer[used] = '\0';
+	*text = buffer;
+	*length = used;
+	return KV_OK;
+}
+
+enum kv_status gw_parse_ids(struct kv_allocator *allocator, const char *text, size_t length,
+	const char *path, int32_t **ids, uint32_t *count)
+{
+	int32_t *made = kv_alloc_array(allocator, length / 2 + 1, sizeof *made);
+	const char *at = text, *end = text + length;
+	uint32_t used = 0;
+
+	if (made == NULL) return KV_NO_MEMORY;
+	for (;;) {
+		char *after = NULL;
+		long value;
+
+		while (at < end && strchr(" \t\r\n,[]", *at) != NULL && *at != '\0')
+			at++;
+		if (at >= end) break;
+		errno = 0;
+		value = strtol(at, &after, 10);
+		if (after == at || errno != 0 || value < 0 || value > INT32_MAX) {
+			kv_free(allocator, made);
+			return kv_fail(KV_INVALID, "%s: byte %zu (\"%.16s\") is not a token id; give numbers "
+				"separated by spaces, commas or newlines", path, (size_t)(at - text), at);
+		}
+		made[used++] = (int32_t)value;
+		at = after;
+	}
+	*ids = made;
+	*count = used;
+	return KV_OK;
+}
+
+enum kv_status gw_worker_prompt(const struct gw_worker *worker, const char *text_file,
+	int32_t **ids, uint32_t *count)
+{
+	const struct gw_settings *s = worker->settings;
+	const char *path = text_file != NULL ? text_file : s->tokens_file;
+	char *text = NULL;
+	size_t length = 0;
+	enum kv_status status;
+
+	if (text_file != NULL && s->tokens_file != NULL)
+		return kv_fail(KV_INVALID, "%s and --tokens-file %s: give one of them", text_file,
+			s->tokens_file);
+	if (path == NULL)
+		return kv_fail(KV_INVALID, "no input: give --prompt-file (or --file) or --tokens-file");
+	KV_TRY(gw_read_file(worker->allocator, path, INPUT_LIMIT, &text, &length));
+	status = text_file != NULL
+		? gw_tokenizer_encode(worker->tokenizer, worker->allocator, text, length, s->parse_special,
+			  1, ids, count)
+		: gw_parse_ids(worker->allocator, text, length, path, ids, count);
+	kv_free(worker->allocator, text);
+	return status;
+}

@@ -1,0 +1,52 @@
+/* A worker, put together from its settings: backend, model, tokenizer, store, pipeline. */
+#ifndef GW_COMMANDS_WORKER_H
+#define GW_COMMANDS_WORKER_H
+
+#include "gpu-worker/commands/settings.h"
+#include "gpu-worker/pipeline/pipeline.h"
+#include "gpu-worker/text/chat_template.h"
+#include "gpu-worker/text/tokenizer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gw_worker {
+	const struct gw_settings *settings;
+	struct kv_allocator *allocator;
+	const struct kn_backend_ops *ops;
+	struct kn_backend *backend;
+	struct kn_stream *stream;
+	struct gw_model *model;
+	struct gw_tokenizer *tokenizer;
+	enum gw_chat_format chat_format;
+	struct kvc_store *store;
+	struct gw_pipeline *pipeline;
+	struct gw_policy_options policy;
+	enum kn_kv_type kv_type;
+	uint8_t model_id[32];
+	char model_name[128], name[64];
+};
+
+/* Everything. `policy` overrides --policy when not NULL (measuring commands). */
+enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allocator *allocator,
+	const char *policy, struct gw_worker *worker);
+/* Only the tokenizer. */
+enum kv_status gw_worker_open_text(const struct gw_settings *settings,
+	struct kv_allocator *allocator, struct gw_worker *worker);
+void gw_worker_close(struct gw_worker *worker);
+
+/* Read a whole file ("-": standard input), at most `limit` bytes; owned by the caller. */
+enum kv_status gw_read_file(struct kv_allocator *allocator, const char *path, size_t limit,
+	char **text, size_t *length);
+/* Token ids from a text of numbers; owned by the caller. */
+enum kv_status gw_parse_ids(struct kv_allocator *allocator, const char *text, size_t length,
+	const char *path, int32_t **ids, uint32_t *count);
+/* The prompt of --prompt-file, --file or --tokens-file. */
+enum kv_status gw_worker_prompt(const struct gw_worker *worker, const char *text_file,
+	int32_t **ids, uint32_t *count);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

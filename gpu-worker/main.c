@@ -1,0 +1,46 @@
+/* gpu-worker: find the command, load the settings, run it. */
+#include <signal.h>
+#include <sodium.h>
+
+#include "common/base/log.h"
+#include "gpu-worker/commands/commands.h"
+
+static enum kv_status run(const struct kv_command *command, const struct gw_settings *settings)
+{
+	struct kv_allocator *heap = kv_heap();
+
+	switch (command->bit) {
+	case GW_SERVE:
+		return gw_command_serve(settings, heap);
+	case GW_GENERATE:
+		return gw_command_generate(settings, heap);
+	case GW_PERPLEXITY:
+		return gw_command_perplexity(settings, heap);
+	case GW_LOGITS:
+		return gw_command_logits(settings, heap);
+	case GW_TOKENIZE:
+		return gw_command_tokenize(settings, heap);
+	case GW_DETOKENIZE:
+		return gw_command_detokenize(settings, heap);
+	default:
+		return kv_fail(KV_INTERNAL, "command %s has no function", command->name);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const struct kv_command *command = NULL;
+	struct kv_config *config = NULL;
+	struct gw_settings settings;
+	enum kv_status status;
+	int code = KV_EXIT_OK;
+
+	signal(SIGPIPE, SIG_IGN);
+	if (!kv_config_start(&gw_program, argc, argv, kv_heap(), &settings, &config, &command, &code))
+		return code;
+	kv_log_set_level((enum kv_log_level)settings.log_level);
+	status = sodium_init() < 0 ? kv_fail(KV_INTERNAL, "libsodium cannot be initialised")
+	                           : run(command, &settings);
+	kv_config_destroy(config);
+	return kv_exit_code(&gw_program, status);
+}

@@ -1,0 +1,366 @@
+#include "gpu-worker/server/session.h"
+
+#include <sodium.h>
+#include <stdio.h>
+#include <string.h>
+
+enum { PARAMETER_VERSION = 1, MAX_STOP_BYTES_ALL = GW_MAX_STOPS * (GW_MAX_STOP_BYTES + 1) };
+
+/* What a worker that takes the sequence over must know; stored as it is. */
+struct parameters {
+	uint32_t version, max_tokens, stop_count, ignore_end;
+	struct gw_sampler_options sampling;
+	char stops[MAX_STOP_BYTES_ALL]; /* terminated texts, one after the other */
+};
+
+struct gw_session {
+	struct gw_pipeline *pipeline;
+	struct kv_allocator *allocator;
+	const struct gw_tokenizer *tokenizer;
+	struct gw_sequence *sequence;
+	struct gw_sampler sampler;
+	struct gw_stream_decoder *decoder;
+	struct parameters parameters;
+	uint32_t used_parameter_bytes;
+	int32_t *tokens;         /* answer, without the end token */
+	uint32_t token_count;
+	void *scratch;           /* of the sampler */
+	float *logits;           /* [vocabulary], backend memory */
+	enum gw_finish finish;
+	int digest, resumed;
+	crypto_generichash_state digest_state;
+	uint64_t picked;
+};
+
+static enum kv_status pack(struct gw_session *session, const struct gw_session_request *request)
+{
+	struct parameters *p = &session->parameters;
+	size_t used = 0;
+
+	if (request->stop_count > GW_MAX_STOPS)
+		return kv_fail(KV_LIMIT, "%u stop texts, at most %d", request->stop_count, GW_MAX_STOPS);
+	p->version = PARAMETER_VERSION;
+	p->max_tokens = request->max_tokens;
+	p->stop_count = request->stop_count;
+	p->ignore_end = request->ignore_end != 0;
+	p->sampling = request->sampling;
+	for (unsigned i = 0; i < request->stop_count; i++) {
+		size_t length = strlen(request->stops[i]);
+
+		if (length == 0 || length > GW_MAX_STOP_BYTES)
+			return kv_fail(KV_INVALID, "stop text of %zu bytes: must be 1 to %d", length,
+				GW_MAX_STOP_BYTES);
+		memcpy(p->stops + used, request->stops[i], length + 1);
+		used += length + 1;
+	}
+	session->used_parameter_bytes = (uint32_t)(offsetof(struct parameters, stops) + used);
+	return KV_OK;
+}
+
+static enum kv_status unpack(struct gw_session *session, const struct kvc_resume_state *state)
+{
+	struct parameters *p = &session->parameters;
+
+	if (state->parameter_bytes < offsetof(struct parameters, stops) ||
+		state->parameter_bytes > sizeof *p)
+		return kv_fail(KV_CORRUPT, "stored parameters have %zu bytes", state->parameter_bytes);
+	memset(p, 0, sizeof *p);
+	memcpy(p, state->parameters, state->parameter_bytes);
+	if (p->version != PARAMETER_VERSION || p->stop_count > GW_MAX_STOPS ||
+		p->stops[MAX_STOP_BYTES_ALL - 1] != '\0')
+		return kv_fail(KV_CORRUPT, "stored parameters are of version %u, this worker knows %d",
+			p->version, PARAMETER_VERSION);
+	return KV_OK;
+}
+
+/* Memory and state that depend on the parameters. */
+static enum kv_status prepare(struct gw_session *session)
+{
+	const struct gw_pipeline_options *o = gw_pipeline_options(session->pipeline);
+	uint32_t vocabulary = gw_model_shape(o->model)->vocabulary;
+	const char *stops[GW_MAX_STOPS], *at = session->parameters.stops;
+	void *memory;
+
+	for (unsigned i = 0; i < session->parameters.stop_count; i++) {
+		stops[i] = at;
+		at += strlen(at) + 1;
+	}
+	KV_TRY(gw_sampler_init(&session->sampler, &session->parameters.sampling));
+	KV_TRY(gw_stream_decoder_create(session->allocator, stops, session->parameters.stop_count,
+		(size_t)session->parameters.max_tokens * 256 + 4096, &session->decoder));
+	session->tokens = kv_alloc_array(session->allocator, session->parameters.max_tokens,
+		sizeof *session->tokens);
+	session->scratch = kv_alloc(session->allocator, gw_sampler_scratch_bytes(vocabulary));
+	if (session->tokens == NULL || session->scratch == NULL) return KV_NO_MEMORY;
+	KV_TRY(o->ops->buffer_create(o->backend, vocabulary * sizeof(float), &memory));
+	session->logits = memory;
+	return KV_OK;
+}
+
+static enum kv_status open_new(struct gw_session *session, const struct gw_session_request *request)
+{
+	struct gw_sequence_request open = {0};
+
+	if (request->max_tokens == 0) return kv_fail(KV_INVALID, "max_tokens 0: must be at least 1");
+	KV_TRY(pack(session, request));
+	KV_TRY(prepare(session));
+	open.id = request->sequence_id;
+	open.tokens = request->tokens;
+	open.token_count = request->token_count;
+	open.max_tokens = request->max_tokens;
+	open.parameters = &session->parameters;
+	open.parameter_bytes = session->used_parameter_bytes;
+	return gw_sequence_open(session->pipeline, &open, &session->sequence);
+}
+
+static enum kv_status show(struct gw_session *session, int32_t token)
+{
+	struct gw_text_slice piece;
+	int stopped = 0;
+
+	session->tokens[session->token_count++] = token;
+	KV_TRY(gw_tokenizer_piece(session->tokenizer, token, session->parameters.ignore_end != 0,
+		&piece));
+	KV_TRY(gw_stream_decoder_push(session->decoder, piece.bytes, piece.length, &stopped));
+	if (stopped) session->finish = GW_FINISH_STOP;
+	if (session->finish == GW_RUNNING && session->token_count == session->parameters.max_tokens)
+		session->finish = GW_FINISH_LENGTH;
+	return KV_OK;
+}
+
+static enum kv_status open_resumed(struct gw_session *session, const char *id, uint32_t max_tokens)
+{
+	struct kvc_resume_state state = {0};
+
+	KV_TRY(gw_sequence_resume(session->pipeline, id, max_tokens, &session->sequence, &state));
+	session->resumed = 1;
+	KV_TRY(unpack(session, &state));
+	if (state.decoded_tokens > session->parameters.max_tokens)
+		return kv_fail(KV_CORRUPT, "sequence %s has %u decoded tokens of %u", id,
+			state.decoded_tokens, session->parameters.max_tokens);
+	KV_TRY(prepare(session));
+	if (state.sampler_bytes == sizeof session->sampler.random)
+		memcpy(&session->sampler.random, state.sampler_state, state.sampler_bytes);
+	else if (state.decoded_tokens > 0)
+		return kv_fail(KV_CORRUPT, "sequence %s has no sampler state", id);
+	for (uint32_t i = 0; i < state.decoded_tokens; i++)
+		KV_TRY(show(session, state.decoded[i]));
+	return KV_OK;
+}
+
+enum kv_status gw_session_open(struct gw_pipeline *pipeline, const struct gw_tokenizer *tokenizer,
+	const struct gw_session_request *request, struct gw_session **session)
+{
+	struct gw_session *made =
+		kv_alloc_zero(gw_pipeline_options(pipeline)->allocator, sizeof *made);
+	enum kv_status status;
+
+	if (made == NULL) return KV_NO_MEMORY;
+	made->pipeline = pipeline;
+	made->allocator = gw_pipeline_options(pipeline)->allocator;
+	made->tokenizer = tokenizer;
+	made->digest = request->digest;
+	crypto_generichash_init(&made->digest_state, NULL, 0, 32);
+	status = request->resume_id != NULL
+		? open_resumed(made, request->resume_id, request->max_tokens)
+		: open_new(made, request);
+	if (status != KV_OK) {
+		gw_session_close(made);
+		return status;
+	}
+	*session = made;
+	return KV_OK;
+}
+
+void gw_session_close(struct gw_session *session)
+{
+	const struct gw_pipeline_options *o;
+	int unfinished;
+
+	if (session == NULL) return;
+	o = gw_pipeline_options(session->pipeline);
+	/* What failed here may be finished by another worker. */
+	unfinished = session->finish == GW_FINISH_ERROR;
+	gw_sequence_close(session->sequence, unfinished);
+	gw_stream_decoder_destroy(session->decoder);
+	if (session->logits != NULL) o->ops->buffer_destroy(o->backend, session->logits);
+	kv_free(session->allocator, session->tokens);
+	kv_free(session->allocator, session->scratch);
+	kv_free(session->allocator, session);
+}
+
+const char *gw_session_id(const struct gw_session *session)
+{
+	return gw_sequence_id(session->sequence);
+}
+
+struct gw_sequence *gw_session_sequence(struct gw_session *session)
+{
+	return session->sequence;
+}
+
+static enum kv_status fail(struct gw_session *session, enum kv_status status)
+{
+	session->finish = GW_FINISH_ERROR;
+	return status;
+}
+
+enum kv_status gw_session_pick(struct gw_session *session, const float *logits)
+{
+	uint32_t vocabulary = gw_model_shape(gw_pipeline_options(session->pipeline)->model)->vocabulary;
+	int32_t token;
+	enum kv_status status;
+
+	if (session->digest)
+		crypto_generichash_update(&session->digest_state, (const unsigned char *)logits,
+			vocabulary * sizeof *logits);
+	token = gw_sampler_pick(&session->sampler, logits, vocabulary, session->scratch);
+	session->picked++;
+	if (!session->parameters.ignore_end && gw_tokenizer_is_end(session->tokenizer, token)) {
+		session->finish = GW_FINISH_STOP;
+		return KV_OK;
+	}
+	status = gw_sequence_accept(session->sequence, token, &session->sampler.random,
+		sizeof session->sampler.random);
+	if (status == KV_OK) status = show(session, token);
+	return status == KV_OK ? KV_OK : fail(session, status);
+}
+
+enum kv_status gw_session_start(struct gw_session *session, gw_progress *progress, void *context)
+{
+	enum kv_status status;
+
+	if (session->finish != GW_RUNNING) return KV_OK;
+	status = session->resumed
+		? gw_sequence_replay(session->sequence, session->logits)
+		: gw_run_prompt(session->sequence, session->logits, NULL, progress, context);
+	if (status != KV_OK) return fail(session, status);
+	return gw_session_pick(session, session->logits);
+}
+
+enum kv_status gw_session_step(struct gw_session *session)
+{
+	struct gw_sequence *batch[1] = {session->sequence};
+	enum kv_status failure = KV_OK, status;
+
+	status = gw_run_token(session->pipeline, batch, 1, session->logits, &failure);
+	if (status == KV_OK) status = failure;
+	if (status != KV_OK) return fail(session, status);
+	return gw_session_pick(session, session->logits);
+}
+
+enum gw_finish gw_session_finish(const struct gw_session *session)
+{
+	return session->finish;
+}
+
+const char *gw_finish_text(enum gw_finish finish)
+{
+	switch (finish) {
+	case GW_RUNNING:
+		return "running";
+	case GW_FINISH_STOP:
+		return "stop";
+	case GW_FINISH_LENGTH:
+		return "length";
+	case GW_FINISH_ERROR:
+		return "error";
+	}
+	return "error";
+}
+
+const char *gw_session_take(struct gw_session *session, size_t *length)
+{
+	return gw_stream_decoder_take(session->decoder, session->finish != GW_RUNNING, length);
+}
+
+const int32_t *gw_session_tokens(const struct gw_session *session, uint32_t *count)
+{
+	*count = session->token_count;
+	return session->tokens;
+}
+
+const char *gw_session_text(const struct gw_session *session, size_t *length)
+{
+	return gw_stream_decoder_text(session->decoder, length);
+}
+
+static json_t *mean(double sum, uint64_t count)
+{
+	return count > 0 ? json_real(sum / (double)count) : json_null();
+}
+
+json_t *gw_report_json(const struct gw_pipeline *pipeline, const struct gw_report *report)
+{
+	const struct gw_pipeline_options *o = gw_pipeline_options(pipeline);
+	const struct gw_cache_stats *cache = &report->cache;
+	uint64_t looked_up = cache->hit_bytes + cache->miss_bytes;
+	json_t *object = json_pack("{s:s, s:i, s:s, s:s, s:s}", "policy", o->policy.name, "budget",
+		(int)o->policy.budget, "transport", o->store != NULL ? kvc_transport(o->store) : "none",
+		"backend", o->ops->name, "kv_type", o->kv_type == KN_KV_F32 ? "f32" : "f16");
+
+	if (object == NULL) return NULL;
+	json_object_set_new(object, "prefill_seconds", json_real(report->prefill_seconds));
+	json_object_set_new(object, "index_seconds", json_real(report->index_seconds));
+	json_object_set_new(object, "decode_seconds", json_real(report->decode_seconds));
+	json_object_set_new(object, "select_seconds", json_real(report->select_seconds));
+	json_object_set_new(object, "fetch_seconds", json_real(report->fetch_seconds));
+	json_object_set_new(object, "ms_per_token",
+		mean(report->decode_seconds * 1e3, report->decode_steps));
+	json_object_set_new(object, "budget_tokens_mean",
+		mean(report->budget_tokens, report->selections));
+	json_object_set_new(object, "window_tokens_mean",
+		mean(report->window_tokens, report->selections));
+	json_object_set_new(object, "bytes_touched_mean",
+		mean(report->bytes_touched, report->decode_steps));
+	json_object_set_new(object, "lost_mass_estimated_mean",
+		mean(report->lost_mass_estimated, report->estimates));
+	if (o->audit) {
+		json_object_set_new(object, "lost_mass_mean", mean(report->lost_mass, report->audits));
+		json_object_set_new(object, "output_error_mean",
+			mean(report->output_error, report->audits));
+		json_object_set_new(object, "recall_mean", mean(report->recall, report->recalls));
+	}
+	json_object_set_new(object, "cache",
+		json_pack("{s:I, s:I, s:o}", "hit_bytes", (json_int_t)cache->hit_bytes, "miss_bytes",
+			(json_int_t)cache->miss_bytes, "hit_rate",
+			mean((double)cache->hit_bytes, looked_up)));
+	return object;
+}
+
+static void add_digest(const struct gw_session *session, json_t *object)
+{
+	crypto_generichash_state state = session->digest_state;
+	unsigned char digest[32];
+	char hex[65];
+
+	crypto_generichash_final(&state, digest, sizeof digest);
+	sodium_bin2hex(hex, sizeof hex, digest, sizeof digest);
+	json_object_set_new(object, "logits_digest", json_string(hex));
+}
+
+json_t *gw_session_report(const struct gw_session *session)
+{
+	json_t *object = gw_report_json(session->pipeline, gw_sequence_report(session->sequence));
+	json_t *tokens = json_array();
+	size_t length = 0;
+	const char *text = gw_session_text(session, &length);
+
+	if (object == NULL || tokens == NULL) {
+		json_decref(object);
+		json_decref(tokens);
+		return NULL;
+	}
+	for (uint32_t i = 0; i < session->token_count; i++)
+		json_array_append_new(tokens, json_integer(session->tokens[i]));
+	json_object_set_new(object, "tokens", tokens);
+	json_object_set_new(object, "text", json_stringn_nocheck(text, length));
+	json_object_set_new(object, "finish_reason", json_string(gw_finish_text(session->finish)));
+	json_object_set_new(object, "prompt_tokens",
+		json_integer(gw_sequence_prompt_tokens(session->sequence)));
+	json_object_set_new(object, "prefix_hit_tokens",
+		json_integer(gw_sequence_prefix_hit(session->sequence)));
+	json_object_set_new(object, "sequence", json_string(gw_session_id(session)));
+	if (session->digest) add_digest(session, object);
+	return object;
+}
