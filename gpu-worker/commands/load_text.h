@@ -13,8 +13,8 @@ extern "C" {
 #endif
 
 /* Make the tokenizer of a model file. The file may be closed afterwards. KV_UNSUPPORTED for a kind
- * of vocabulary that is not byte-level BPE, KV_NOT_FOUND for a key that is missing, KV_CORRUPT for keys
- * that contradict each other. */
+ * of vocabulary that is not byte-level BPE, KV_NOT_FOUND for a key that is missing, KV_CORRUPT for
+ * keys that contradict each other. */
 enum kv_status gw_load_tokenizer(
     const struct gw_gguf *file, struct kv_allocator *allocator, struct gw_tokenizer **tokenizer);
 
