@@ -71,13 +71,13 @@ void *kv_slab_take(struct kv_slab *slab)
 void kv_slab_give(struct kv_slab *slab, void *object)
 {
 	uint32_t index;
+	bool taken;
 
 	if (!object) return;
 	index = kv_slab_index(slab, object);
-	if (index >= slab->count || slab->next_free[index] != TAKEN) {
-		KV_CHECK(!"an object goes back to its slab, once");
-		return;
-	}
+	taken = index < slab->count && slab->next_free[index] == TAKEN;
+	KV_CHECK(taken);
+	if (!taken) return;
 	slab->next_free[index] = slab->first_free;
 	slab->first_free = index;
 	slab->taken--;
