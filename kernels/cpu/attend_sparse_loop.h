@@ -3,7 +3,8 @@
  * that sums stay in registers. */
 #include <math.h>
 
-enum { MAX_HEADS = 8 };
+/* As many of n heads as go into one pass. */
+#define FEW(n) ((n) < V_HEADS ? (n) : V_HEADS)
 
 V_INLINE void prefetch_row(const uint8_t *row, size_t bytes)
 {
@@ -11,53 +12,66 @@ V_INLINE void prefetch_row(const uint8_t *row, size_t bytes)
 		_mm_prefetch((const char *)row + i, _MM_HINT_T0);
 }
 
-/* Lane sums of `heads` dot products with one row, to to[head * VEC * VEC]. */
-V_INLINE void dot_row(
-    const uint8_t *row, const float *q, float *to, uint32_t heads, uint32_t head_dim, int f32)
+/* Dot products of two rows with `heads` queries, folded into one register for each head. */
+V_INLINE void dot_pair(const uint8_t *const *rows, const float *q, vec *folded, uint32_t heads,
+    uint32_t head_dim, int f32)
 {
-	vec a[MAX_HEADS];
+	vec a[V_HEADS], b[V_HEADS];
 	for (uint32_t g = 0; g < heads; g++)
-		a[g] = v_zero();
+		a[g] = b[g] = v_zero();
 	uint32_t d = 0;
 	for (; d + VEC <= head_dim; d += VEC) {
-		vec k = v_row(row, d, f32);
-		for (uint32_t g = 0; g < heads; g++)
-			a[g] = v_fma(k, v_loadu(q + g * head_dim + d), a[g]);
+		vec k = v_row(rows[0], d, f32), l = v_row(rows[1], d, f32);
+		for (uint32_t g = 0; g < heads; g++) {
+			vec x = v_loadu(q + g * head_dim + d);
+			a[g] = v_fma(k, x, a[g]);
+			b[g] = v_fma(l, x, b[g]);
+		}
 	}
 	if (d < head_dim) {
-		vec k = v_row_8(row, d, f32);
-		for (uint32_t g = 0; g < heads; g++)
-			a[g] = v_fma(k, v_load_part(q + g * head_dim + d, 8, v_zero()), a[g]);
+		vec k = v_row_8(rows[0], d, f32), l = v_row_8(rows[1], d, f32);
+		for (uint32_t g = 0; g < heads; g++) {
+			vec x = v_load_part(q + g * head_dim + d, 8, v_zero());
+			a[g] = v_fma(k, x, a[g]);
+			b[g] = v_fma(l, x, b[g]);
+		}
 	}
 	for (uint32_t g = 0; g < heads; g++)
-		v_store(to + (size_t)g * VEC * VEC, a[g]);
+		folded[g] = v_fold_2(a[g], b[g]);
 }
 
-/* `heads` query heads from head `first` on. */
+/* `heads` query heads from head `first` on. Rows behind the last one are read, for they are in the
+ * list, and then masked. */
 V_INLINE void scores_of(
     const struct kn_rows_block *b, uint32_t first, uint32_t heads, uint32_t head_dim, int f32)
 {
-	_Alignas(64) float sums[MAX_HEADS * VEC * VEC];
+	_Alignas(64) float sums[V_HEADS * VEC / 4 * VEC];
 	const float *q = b->q + (size_t)first * head_dim;
 	size_t bytes = (size_t)head_dim * (f32 ? 4 : 2) + b->value_offset;
 	uint32_t padded = (b->count + KN_WEIGHT_CHUNK - 1) / KN_WEIGHT_CHUNK * KN_WEIGHT_CHUNK;
 	for (uint32_t i = 0; i < padded; i += VEC) {
-		uint32_t n = i >= b->count ? 0 : b->count - i < VEC ? b->count - i : VEC;
-		for (uint32_t t = 0; t < n; t++) {
-			if (first == 0) prefetch_row(b->rows[i + t + KN_ROWS_AHEAD - 1], bytes);
-			dot_row(b->rows[i + t], q, sums + t * VEC, heads, head_dim, f32);
+		for (uint32_t t = 0; t < VEC; t += 4) {
+			const uint8_t *const *rows = b->rows + i + t;
+			vec low[V_HEADS], high[V_HEADS];
+			for (uint32_t j = 0; first == 0 && j < 4; j++)
+				prefetch_row(rows[j + KN_ROWS_AHEAD - KN_WEIGHT_CHUNK], bytes);
+			dot_pair(rows, q, low, heads, head_dim, f32);
+			dot_pair(rows + 2, q, high, heads, head_dim, f32);
+			for (uint32_t g = 0; g < heads; g++)
+				v_store(sums + ((size_t)g * VEC + t) / 4 * VEC, v_fold_4(low[g], high[g]));
 		}
+		uint32_t left = i < b->count ? b->count - i : 0;
 		float *to = b->weights + ((size_t)(i / 16) * b->group + first) * 16 + i % 16;
 		for (uint32_t g = 0; g < heads; g++) {
 			v_store(to + (size_t)g * 16, v_set(-INFINITY));
-			if (n != 0) v_store_part(to + (size_t)g * 16, n, v_sums(sums + (size_t)g * VEC * VEC));
+			v_store_part(to + (size_t)g * 16, left, v_fold_all(sums + (size_t)g * VEC / 4 * VEC));
 		}
 	}
 }
 
 V_INLINE void scores_group(const struct kn_rows_block *b, uint32_t head_dim, int f32)
 {
-	for (uint32_t first = 0; first < b->group; first += MAX_HEADS) {
+	for (uint32_t first = 0; first < b->group; first += V_HEADS) {
 		switch (b->group - first) {
 		case 1:
 			scores_of(b, first, 1, head_dim, f32);
@@ -72,16 +86,16 @@ V_INLINE void scores_group(const struct kn_rows_block *b, uint32_t head_dim, int
 			scores_of(b, first, 4, head_dim, f32);
 			break;
 		case 5:
-			scores_of(b, first, 5, head_dim, f32);
+			scores_of(b, first, FEW(5), head_dim, f32);
 			break;
 		case 6:
-			scores_of(b, first, 6, head_dim, f32);
+			scores_of(b, first, FEW(6), head_dim, f32);
 			break;
 		case 7:
-			scores_of(b, first, 7, head_dim, f32);
+			scores_of(b, first, FEW(7), head_dim, f32);
 			break;
 		default:
-			scores_of(b, first, 8, head_dim, f32);
+			scores_of(b, first, FEW(8), head_dim, f32);
 			break;
 		}
 	}
@@ -126,7 +140,7 @@ static void softmax(const struct kn_rows_block *b)
 V_INLINE void values_of(const struct kn_rows_block *b, uint32_t first, uint32_t heads, uint32_t d,
     uint32_t columns, int eight, int f32)
 {
-	vec sums[MAX_HEADS][4];
+	vec sums[V_HEADS][4];
 	for (uint32_t g = 0; g < heads; g++)
 		for (uint32_t j = 0; j < columns; j++)
 			sums[g][j] = v_zero();
@@ -161,7 +175,7 @@ V_INLINE void values_heads(const struct kn_rows_block *b, uint32_t first, uint32
 
 V_INLINE void values_group(const struct kn_rows_block *b, int f32)
 {
-	for (uint32_t first = 0; first < b->group; first += MAX_HEADS) {
+	for (uint32_t first = 0; first < b->group; first += V_HEADS) {
 		switch (b->group - first) {
 		case 1:
 			values_heads(b, first, 1, f32);
@@ -176,16 +190,16 @@ V_INLINE void values_group(const struct kn_rows_block *b, int f32)
 			values_heads(b, first, 4, f32);
 			break;
 		case 5:
-			values_heads(b, first, 5, f32);
+			values_heads(b, first, FEW(5), f32);
 			break;
 		case 6:
-			values_heads(b, first, 6, f32);
+			values_heads(b, first, FEW(6), f32);
 			break;
 		case 7:
-			values_heads(b, first, 7, f32);
+			values_heads(b, first, FEW(7), f32);
 			break;
 		default:
-			values_heads(b, first, 8, f32);
+			values_heads(b, first, FEW(8), f32);
 			break;
 		}
 	}

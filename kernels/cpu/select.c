@@ -9,7 +9,7 @@
 #include "kernels/cpu/backend_cpu.h"
 #include "kernels/cpu/order_key.h"
 
-enum { BUCKET_SHIFT = 21, BUCKETS = 1 << (32 - BUCKET_SHIFT) };
+enum { BUCKET_SHIFT = 22, BUCKETS = 1 << (32 - BUCKET_SHIFT) };
 
 struct ranking {
 	const float *votes;

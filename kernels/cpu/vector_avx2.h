@@ -9,7 +9,11 @@
 
 #define V_INLINE static inline __attribute__((always_inline))
 
-enum { VEC = 8, V_SUMS = 12 /* registers for sums in an inner loop */ };
+enum {
+	VEC = 8,
+	V_SUMS = 12 /* registers for sums in an inner loop */,
+	V_HEADS = 4 /* query heads at a time, twice as many sums */
+};
 typedef __m256 vec;
 typedef __m256i veci;
 typedef __m256 vmask;
@@ -92,16 +96,24 @@ V_INLINE vec v_row(const uint8_t *row, uint32_t d, int f32)
 }
 #define v_row_8(row, d, f32) v_row(row, d, f32)
 
-/* 8 registers at s to their 8 horizontal sums. */
-V_INLINE vec v_sums(const float *s)
+/* Two registers to one with half sums of both, two such to one with half sums of four rows, and two
+ * of those at s to the 8 rows' sums. */
+V_INLINE vec v_fold_2(vec a, vec b)
 {
-	vec r[4];
-	for (int i = 0; i < 4; i++)
-		r[i] = _mm256_hadd_ps(v_load(s + 16 * i), v_load(s + 16 * i + 8));
-	r[0] = _mm256_hadd_ps(r[0], r[1]);
-	r[2] = _mm256_hadd_ps(r[2], r[3]);
+	return v_add(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+}
+
+V_INLINE vec v_fold_4(vec ab, vec cd)
+{
+	__m256d x = _mm256_castps_pd(ab), y = _mm256_castps_pd(cd);
 	return v_add(
-	    _mm256_permute2f128_ps(r[0], r[2], 0x20), _mm256_permute2f128_ps(r[0], r[2], 0x31));
+	    _mm256_castpd_ps(_mm256_unpacklo_pd(x, y)), _mm256_castpd_ps(_mm256_unpackhi_pd(x, y)));
+}
+
+V_INLINE vec v_fold_all(const float *s)
+{
+	vec r0 = v_load(s), r1 = v_load(s + 8);
+	return v_add(_mm256_permute2f128_ps(r0, r1, 0x20), _mm256_permute2f128_ps(r0, r1, 0x31));
 }
 
 /* A square of 8 registers, rows to columns. */

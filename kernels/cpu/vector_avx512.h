@@ -8,7 +8,11 @@
 
 #define V_INLINE static inline __attribute__((always_inline))
 
-enum { VEC = 16, V_SUMS = 24 /* registers for sums in an inner loop */ };
+enum {
+	VEC = 16,
+	V_SUMS = 24 /* registers for sums in an inner loop */,
+	V_HEADS = 8 /* query heads at a time, twice as many sums */
+};
 typedef __m512 vec;
 typedef __m512i veci;
 typedef __mmask16 vmask;
@@ -77,22 +81,25 @@ V_INLINE vec v_row_8(const uint8_t *row, uint32_t d, int f32)
 	    _mm256_cvtph_ps(_mm_loadu_si128((const void *)(row + (size_t)d * 2))));
 }
 
-/* 16 registers at s to their 16 horizontal sums. */
-V_INLINE vec v_sums(const float *s)
+/* Two registers to one with half sums of both, two such to one with quarter sums of four rows, and
+ * four of those at s to the 16 rows' sums. */
+V_INLINE vec v_fold_2(vec a, vec b)
 {
-	vec r[8];
-	for (int i = 0; i < 8; i++) {
-		vec a = v_load(s + 32 * i), b = v_load(s + 32 * i + 16);
-		r[i] = v_add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
-	}
-	for (int i = 0; i < 4; i++) {
-		__m512d a = _mm512_castps_pd(r[2 * i]), b = _mm512_castps_pd(r[2 * i + 1]);
-		r[i] = v_add(
-		    _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)), _mm512_castpd_ps(_mm512_unpackhi_pd(a, b)));
-	}
-	/* Each quarter of r[i] now has that quarter's sums of registers 4i to 4i + 3. */
-	vec a = v_add(_mm512_shuffle_f32x4(r[0], r[1], 0x88), _mm512_shuffle_f32x4(r[0], r[1], 0xdd));
-	vec b = v_add(_mm512_shuffle_f32x4(r[2], r[3], 0x88), _mm512_shuffle_f32x4(r[2], r[3], 0xdd));
+	return v_add(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+
+V_INLINE vec v_fold_4(vec ab, vec cd)
+{
+	__m512d x = _mm512_castps_pd(ab), y = _mm512_castps_pd(cd);
+	return v_add(
+	    _mm512_castpd_ps(_mm512_unpacklo_pd(x, y)), _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
+}
+
+V_INLINE vec v_fold_all(const float *s)
+{
+	vec r0 = v_load(s), r1 = v_load(s + 16), r2 = v_load(s + 32), r3 = v_load(s + 48);
+	vec a = v_add(_mm512_shuffle_f32x4(r0, r1, 0x88), _mm512_shuffle_f32x4(r0, r1, 0xdd));
+	vec b = v_add(_mm512_shuffle_f32x4(r2, r3, 0x88), _mm512_shuffle_f32x4(r2, r3, 0xdd));
 	return v_add(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
 }
 
