@@ -1,0 +1,296 @@
+/* Bytes: copies from staging memory, and commits with their checksums. */
+#include <stdatomic.h>
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/crc32c.h"
+#include "common/base/log.h"
+#include "kvstore/server/server_internal.h"
+
+enum { MAX_PARTS = 4 };
+
+/* ---- put ---- */
+
+struct put_job {
+	struct kvs_peer *peer;
+	uint64_t id;
+	const uint8_t *source;
+	uint8_t *target;
+	size_t bytes;
+};
+
+static void copy_put(void *context)
+{
+	struct put_job *job = context;
+
+	memcpy(job->target, job->source, job->bytes);
+}
+
+static void end_put(void *context)
+{
+	struct put_job *job = context;
+	struct kvs_peer *peer = job->peer;
+	struct kvs_server *server = peer->server;
+	Kv__Response response = KV__RESPONSE__INIT;
+
+	response.id = job->id;
+	kv_free(server->allocator, job);
+	peer->puts--;
+	/* The peer itself never writes; when the last copy made for it has ended, nothing does. */
+	if (!peer->puts && (peer->state.state == KVS_CLOSED || peer->state.state == KVS_LAPSED))
+		kvs_peer_proven_dead(server->engine, peer->epoch);
+	kvs_peer_respond(peer, &response, false);
+	kvs_peer_job_done(peer);
+}
+
+enum kv_status kvs_handle_put(
+    struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
+{
+	const Kv__PutRequest *put = request->put;
+	struct kvs_server *server = peer->server;
+	struct put_job *job;
+	uint8_t *target = NULL;
+	enum kv_status status;
+
+	if (!peer->staging)
+		return kv_fail(KV_UNSUPPORTED, "put is for the map transport, this store serves %s",
+		    server->transport->name);
+	if (put->staging_offset > peer->staging_bytes ||
+	    put->bytes > peer->staging_bytes - put->staging_offset)
+		return kv_fail(KV_INVALID, "put of %llu bytes at %llu leaves the staging memory",
+		    (unsigned long long)put->bytes, (unsigned long long)put->staging_offset);
+	if (peer->puts >= KVS_MAX_PUTS)
+		return kv_fail(KV_BUSY, "%u copies are under way, that is the limit", peer->puts);
+	KV_TRY(kvs_put_target(
+	    server->engine, peer->slot, put->segment_id, put->layer, put->bytes, &target));
+	kv_metrics_add(server->metrics, KVS_PUT, (int64_t)put->bytes);
+	if (put->bytes <= KVS_INLINE_BYTES) {
+		memcpy(target, peer->staging + put->staging_offset, put->bytes);
+		return KV_OK;
+	}
+	job = kv_alloc_zero(server->allocator, sizeof *job);
+	if (!job) return KV_NO_MEMORY;
+	*job = (struct put_job){.peer = peer,
+	    .id = request->id,
+	    .source = peer->staging + put->staging_offset,
+	    .target = target,
+	    .bytes = put->bytes};
+	status = kv_loop_work(server->loop, copy_put, end_put, job);
+	if (status != KV_OK) {
+		copy_put(job);
+		kv_free(server->allocator, job);
+		return KV_OK;
+	}
+	peer->puts++;
+	kvs_peer_job_begin(peer);
+	answer->later = true;
+	return KV_OK;
+}
+
+/* ---- commit ---- */
+
+struct unit_check {
+	const uint8_t *memory;
+	uint64_t bytes, segment;
+	uint32_t layer, checksum;
+};
+
+struct commit_job;
+
+struct commit_part {
+	struct commit_job *job;
+	uint32_t first, stride;
+	const struct unit_check *wrong; /* the first unit found wrong, or NULL */
+};
+
+struct commit_job {
+	struct kvs_peer *peer;
+	struct kvs_commit *commit;
+	uint64_t id, sequence;
+	struct unit_check *units;
+	uint32_t unit_count;
+	uint64_t bytes;
+	struct commit_part parts[MAX_PARTS];
+	uint32_t part_count, parts_left;
+};
+
+static void free_job(struct commit_job *job)
+{
+	struct kv_allocator *allocator = job->peer->server->allocator;
+
+	kv_free(allocator, job->units);
+	kv_free(allocator, job);
+}
+
+static void check_part(void *context)
+{
+	struct commit_part *part = context;
+	const struct commit_job *job = part->job;
+
+	for (uint32_t i = part->first; i < job->unit_count && !part->wrong; i += part->stride) {
+		const struct unit_check *unit = &job->units[i];
+
+		if (kv_crc32c(0, unit->memory, unit->bytes) != unit->checksum) part->wrong = unit;
+	}
+}
+
+static enum kv_status verdict(const struct commit_job *job)
+{
+	for (uint32_t i = 0; i < job->part_count; i++) {
+		const struct unit_check *wrong = job->parts[i].wrong;
+
+		if (!wrong) continue;
+		kv_metrics_add(job->peer->server->metrics, KVS_CHECKSUM_MISMATCHES, 1);
+		kv_error(KVS_MODULE, "checksum mismatch name=%s segment=%llu layer=%u", job->peer->name,
+		    (unsigned long long)wrong->segment, wrong->layer);
+		return kv_fail(KV_CORRUPT,
+		    "layer %u of segment %llu is not what the worker wrote: its checksum differs",
+		    wrong->layer, (unsigned long long)wrong->segment);
+	}
+	return KV_OK;
+}
+
+static enum kv_status answer_commit(struct commit_job *job, const struct kvs_commit_result *result)
+{
+	struct kvs_peer *peer = job->peer;
+	struct kvs_engine *engine = peer->server->engine;
+	struct kvs_segment_set set = {0};
+	Kv__Response response = KV__RESPONSE__INIT;
+	Kv__CommitResponse committed = KV__COMMIT_RESPONSE__INIT;
+	enum kv_status status = KV_OK;
+
+	for (uint32_t i = 0; i < result->count && status == KV_OK; i++) {
+		struct kvs_segment_view view;
+
+		status = kvs_sequence_segment(engine, job->sequence, result->first + i, &view);
+		if (status == KV_OK && !set.pointers)
+			status =
+			    kvs_segment_set_create(&set, peer->server->allocator, result->count, view.layers);
+		if (status == KV_OK) kvs_segment_set_add(&set, &view);
+	}
+	if (status == KV_OK) {
+		committed.segments = set.pointers;
+		committed.n_segments = set.count;
+		response.id = job->id;
+		response.body_case = KV__RESPONSE__BODY_COMMIT;
+		response.commit = &committed;
+		kvs_peer_respond(peer, &response, true);
+	}
+	kvs_segment_set_destroy(&set);
+	return status;
+}
+
+/* Finish and answer; the job is freed. The peer stays, its jobs count is the caller's. */
+static void finish_commit(struct commit_job *job)
+{
+	struct kvs_peer *peer = job->peer;
+	struct kvs_commit_result result;
+	enum kv_status status = verdict(job);
+
+	kv_metrics_add(peer->server->metrics, KVS_VERIFIED, (int64_t)job->bytes);
+	status = kvs_commit_finish(peer->server->engine, job->commit, status, &result);
+	if (status == KV_OK && peer->state.state != KVS_CLOSED) status = answer_commit(job, &result);
+	if (status != KV_OK) kvs_peer_respond_error(peer, job->id, status);
+	free_job(job);
+}
+
+static void end_part(void *context)
+{
+	struct commit_part *part = context;
+	struct commit_job *job = part->job;
+	struct kvs_peer *peer = job->peer;
+
+	if (--job->parts_left) return;
+	finish_commit(job);
+	kvs_peer_job_done(peer);
+}
+
+/* What to read, taken down now: the pool's threads do not ask the engine. */
+static enum kv_status list_units(struct commit_job *job)
+{
+	struct kvs_server *server = job->peer->server;
+	uint32_t segments = kvs_commit_segments(job->commit);
+	struct kvs_segment_view view;
+
+	for (uint32_t i = 0; i < segments; i++) {
+		kvs_commit_segment(job->commit, i, &view);
+		if (!view.checksums) continue;
+		if (!job->units) {
+			job->units = kv_alloc_array(
+			    server->allocator, (size_t)segments * view.layers, sizeof *job->units);
+			if (!job->units) return KV_NO_MEMORY;
+		}
+		for (uint32_t layer = 0; layer < view.layers; layer++) {
+			job->units[job->unit_count++] =
+			    (struct unit_check){.memory = kvs_unit_memory(server->engine, &view.units[layer]),
+			        .bytes = view.units[layer].bytes,
+			        .segment = view.id,
+			        .layer = layer,
+			        .checksum = view.checksums[layer]};
+			job->bytes += view.units[layer].bytes;
+		}
+	}
+	return KV_OK;
+}
+
+/* True when pool threads have it; else everything was checked here. */
+static bool start_parts(struct commit_job *job)
+{
+	struct kvs_server *server = job->peer->server;
+	bool small = job->bytes <= KVS_INLINE_BYTES;
+
+	job->part_count = small || job->unit_count < MAX_PARTS ? 1 : MAX_PARTS;
+	for (uint32_t i = 0; i < job->part_count; i++) {
+		job->parts[i] = (struct commit_part){.job = job, .first = i, .stride = job->part_count};
+		if (!small && kv_loop_work(server->loop, check_part, end_part, &job->parts[i]) == KV_OK)
+			job->parts_left++;
+		else
+			check_part(&job->parts[i]);
+	}
+	return job->parts_left > 0;
+}
+
+static void fill_request(const Kv__CommitRequest *message, struct kvs_commit_request *request)
+{
+	*request = (struct kvs_commit_request){.sequence = message->sequence,
+	    .segment_ids = message->segment_ids,
+	    .segment_count = (uint32_t)message->n_segment_ids,
+	    .checksums = message->n_checksums ? message->checksums : NULL,
+	    .checksum_count = (uint32_t)message->n_checksums,
+	    .tokens = message->tokens.len ? (const uint32_t *)(const void *)message->tokens.data : NULL,
+	    .token_count = (uint32_t)(message->tokens.len / sizeof(uint32_t)),
+	    .replaced_ids = message->n_replaced_ids ? message->replaced_ids : NULL,
+	    .replaced_count = (uint32_t)message->n_replaced_ids};
+}
+
+enum kv_status kvs_handle_commit(
+    struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
+{
+	struct kvs_server *server = peer->server;
+	struct commit_job *job = kv_alloc_zero(server->allocator, sizeof *job);
+	struct kvs_commit_request commit;
+	enum kv_status status;
+
+	if (!job) return KV_NO_MEMORY;
+	job->peer = peer;
+	job->id = request->id;
+	job->sequence = request->commit->sequence;
+	fill_request(request->commit, &commit);
+	status = kvs_commit_begin(server->engine, peer->slot, &commit, &job->commit);
+	if (status != KV_OK) {
+		free_job(job);
+		return status;
+	}
+	if (server->settings->verify == KVS_VERIFY_COMMIT) status = list_units(job);
+	if (status != KV_OK) {
+		kvs_commit_finish(server->engine, job->commit, status, NULL);
+		free_job(job);
+		return status;
+	}
+	answer->later = true;
+	if (start_parts(job))
+		kvs_peer_job_begin(peer);
+	else
+		finish_commit(job);
+	return KV_OK;
+}

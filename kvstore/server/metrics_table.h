@@ -1,0 +1,69 @@
+/* The store's own metrics, each declared once. */
+#ifndef KVS_SERVER_METRICS_TABLE_H
+#define KVS_SERVER_METRICS_TABLE_H
+
+#include "common/runtime/metrics.h"
+
+/* clang-format off */
+#define KVS_METRICS(X) \
+	X(KVS_UPTIME, "uptime", REAL_GAUGE, "", "seconds", "Time since the store started.") \
+	X(KVS_ARENA_LIMIT, "arena_limit", GAUGE, "", "bytes", "Most memory that the arena may take.") \
+	X(KVS_ARENA_FREE, "arena", GAUGE, "state=\"free\"", "bytes", "Memory of the arena's regions by use.") \
+	X(KVS_ARENA_RESERVED, "arena", GAUGE, "state=\"reserved\"", "bytes", "") \
+	X(KVS_ARENA_LEASED, "arena", GAUGE, "state=\"leased\"", "bytes", "") \
+	X(KVS_ARENA_CACHED, "arena", GAUGE, "state=\"cached\"", "bytes", "") \
+	X(KVS_ARENA_QUARANTINED, "arena", GAUGE, "state=\"quarantined\"", "bytes", "") \
+	X(KVS_REGIONS_BYTES, "regions", GAUGE, "", "bytes", "Memory that the arena has taken so far.") \
+	X(KVS_REGIONS, "regions", GAUGE, "", "", "Pieces of memory that the arena consists of.") \
+	X(KVS_LARGEST_FREE, "arena_largest_free", GAUGE, "", "bytes", "Largest run of free memory inside the regions.") \
+	X(KVS_MODELS, "models", GAUGE, "", "", "Models that segments are kept of.") \
+	X(KVS_WORKERS, "workers", GAUGE, "state=\"connected\"", "", "Workers by state.") \
+	X(KVS_WORKERS_LAPSED, "workers", GAUGE, "state=\"lapsed\"", "", "") \
+	X(KVS_SEQUENCES, "sequences", GAUGE, "state=\"active\"", "", "Sequences by state.") \
+	X(KVS_SEQUENCES_ORPHANED, "sequences", GAUGE, "state=\"orphaned\"", "", "") \
+	X(KVS_SEGMENTS, "segments", GAUGE, "state=\"committed\"", "", "Segments by state.") \
+	X(KVS_SEGMENTS_RESERVED, "segments", GAUGE, "state=\"reserved\"", "", "") \
+	X(KVS_SEGMENTS_QUARANTINED, "segments", GAUGE, "state=\"quarantined\"", "", "") \
+	X(KVS_CLUSTERS, "clusters", GAUGE, "", "", "Clusters of committed segments, all layers, one KV head.") \
+	X(KVS_TOKENS, "tokens", GAUGE, "", "", "Tokens of committed segments.") \
+	X(KVS_REFERENCES, "segment_references", GAUGE, "", "", "References of sequences to segments.") \
+	X(KVS_SEQUENCES_OPENED, "sequences_opened", COUNTER, "", "", "Sequences opened.") \
+	X(KVS_SEQUENCES_RESUMED, "sequences_resumed", COUNTER, "", "", "Sequences resumed.") \
+	X(KVS_SEQUENCES_EXPIRED, "sequences_expired", COUNTER, "", "", "Orphaned sequences that expired or made room.") \
+	X(KVS_PUSHES, "pushes", COUNTER, "", "", "Messages with decoded tokens.") \
+	X(KVS_COMMITS, "commits", COUNTER, "result=\"ok\"", "", "Commits by result.") \
+	X(KVS_COMMITS_REPEATED, "commits", COUNTER, "result=\"repeated\"", "", "") \
+	X(KVS_COMMITS_CORRUPT, "commits", COUNTER, "result=\"corrupt\"", "", "") \
+	X(KVS_COMMITS_STALE, "commits", COUNTER, "result=\"stale\"", "", "") \
+	X(KVS_COMMITS_REFUSED, "commits", COUNTER, "result=\"refused\"", "", "") \
+	X(KVS_DUPLICATES, "segments_duplicate", COUNTER, "", "", "Committed segments that were stored already.") \
+	X(KVS_CHECKSUM_MISMATCHES, "checksum_mismatches", COUNTER, "", "", "Units whose bytes were not what the worker had written.") \
+	X(KVS_VERIFIED, "verified", COUNTER, "", "bytes", "Bytes checksummed at commit.") \
+	X(KVS_PUT, "put", COUNTER, "", "bytes", "Bytes copied from staging memory.") \
+	X(KVS_RESERVES, "reserves", COUNTER, "", "", "Reservations granted.") \
+	X(KVS_RESERVE_FAILURES, "reserve_failures", COUNTER, "", "", "Reservations refused.") \
+	X(KVS_EVICTIONS, "evictions", COUNTER, "", "", "Segments evicted.") \
+	X(KVS_EVICTED, "evicted", COUNTER, "", "bytes", "Bytes evicted.") \
+	X(KVS_ZOMBIES, "zombie_reservations", COUNTER, "", "", "Reservations quarantined, because their worker fell silent.") \
+	X(KVS_LEASE_EXPIRIES, "lease_expiries", COUNTER, "", "", "Leases that lapsed.") \
+	X(KVS_PREFIX_LOOKUP, "prefix_lookup_tokens", COUNTER, "", "", "Prompt tokens looked up.") \
+	X(KVS_PREFIX_SHARED, "prefix_hit_tokens", COUNTER, "how=\"shared\"", "", "Prompt tokens found stored.") \
+	X(KVS_PREFIX_COPIED, "prefix_hit_tokens", COUNTER, "how=\"copied\"", "", "") \
+	X(KVS_CONNECTIONS, "connections", COUNTER, "", "", "Connections accepted on the control socket.") \
+	X(KVS_REFUSED_LIMIT, "connections_refused", COUNTER, "reason=\"limit\"", "", "Connections refused by reason.") \
+	X(KVS_REFUSED_VERSION, "connections_refused", COUNTER, "reason=\"version\"", "", "") \
+	X(KVS_REFUSED_HELLO, "connections_refused", COUNTER, "reason=\"hello\"", "", "") \
+	X(KVS_LOST_CLOSED, "worker_disconnects", COUNTER, "reason=\"closed\"", "", "Ended connections of workers by reason.") \
+	X(KVS_LOST_DIED, "worker_disconnects", COUNTER, "reason=\"died\"", "", "") \
+	X(KVS_LOST_PROTOCOL, "worker_disconnects", COUNTER, "reason=\"protocol\"", "", "") \
+	X(KVS_LOST_TIMEOUT, "worker_disconnects", COUNTER, "reason=\"timeout\"", "", "") \
+	X(KVS_REQUESTS, "requests", COUNTER, "", "", "Control messages served.") \
+	X(KVS_REQUESTS_FAILED, "requests_failed", COUNTER, "", "", "Control messages answered with an error.") \
+	X(KVS_STATS_REQUESTS, "stats_requests", COUNTER, "", "", "Commands on the stats socket.") \
+	X(KVS_STATS_DROPPED, "stats_dropped", COUNTER, "", "", "Readers of the stats socket dropped for being slow or malformed.") \
+	X(KVS_LOOP_LAG, "loop_lag", HISTOGRAM, "", "seconds", "How late the loop's timer came.")
+/* clang-format on */
+
+enum kvs_metric { KVS_METRICS(KV_METRIC_ENUM) KVS_METRIC_COUNT };
+
+#endif

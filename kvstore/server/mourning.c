@@ -1,0 +1,80 @@
+/* Telling a dead process from a silent one. A process that lost its connection may still write to
+ * memory that it had mapped; what it had reserved is free only when the process itself is gone. */
+#define _GNU_SOURCE /* syscall */
+
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "common/base/log.h"
+#include "kvstore/server/server_internal.h"
+
+int kvs_pidfd_open(int32_t pid)
+{
+	return pid > 0 ? (int)syscall(SYS_pidfd_open, pid, 0) : -1;
+}
+
+bool kvs_pidfd_dead(int pidfd)
+{
+	struct pollfd poll_one = {.fd = pidfd, .events = POLLIN};
+
+	return pidfd >= 0 && poll(&poll_one, 1, 0) == 1 && (poll_one.revents & POLLIN);
+}
+
+static void forget(struct kvs_mourned *mourned)
+{
+	kv_list_remove(&mourned->node);
+	mourned->server->mourned_count--;
+	kv_watch_close(mourned->watch);
+	close(mourned->pidfd);
+	kv_free(mourned->server->allocator, mourned);
+}
+
+static void on_exit_seen(void *context, struct kv_watch *watch, unsigned events)
+{
+	struct kvs_mourned *mourned = context;
+	uint64_t bytes;
+
+	(void)watch;
+	(void)events;
+	if (!kvs_pidfd_dead(mourned->pidfd)) return;
+	bytes = kvs_peer_proven_dead(mourned->server->engine, mourned->epoch);
+	if (bytes)
+		kv_info(KVS_MODULE, "worker's process has ended, quarantine lifted bytes=%llu",
+		    (unsigned long long)bytes);
+	forget(mourned);
+}
+
+void kvs_mourn(struct kvs_server *server, int pidfd, uint64_t epoch)
+{
+	struct kvs_mourned *mourned;
+
+	if (pidfd < 0) return;
+	mourned = server->mourned_count < KVS_MAX_MOURNED
+	              ? kv_alloc_zero(server->allocator, sizeof *mourned)
+	              : NULL;
+	if (!mourned) {
+		close(pidfd);
+		return;
+	}
+	mourned->server = server;
+	mourned->pidfd = pidfd;
+	mourned->epoch = epoch;
+	if (kv_loop_watch_fd(server->loop, pidfd, KV_LOOP_READABLE, on_exit_seen, mourned,
+	        &mourned->watch) != KV_OK) {
+		kv_warning(KVS_MODULE, "cannot watch a process: %s", kv_error_message());
+		close(pidfd);
+		kv_free(server->allocator, mourned);
+		return;
+	}
+	kv_list_push_back(&server->mourned, &mourned->node);
+	server->mourned_count++;
+}
+
+void kvs_mourning_stop(struct kvs_server *server)
+{
+	struct kv_list *node;
+
+	while ((node = kv_list_first(&server->mourned)))
+		forget(KV_CONTAINER_OF(node, struct kvs_mourned, node));
+}

@@ -1,0 +1,487 @@
+/* Connections on the control socket: accepting, reading, answering, ending. */
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "common/transport/transport_map.h"
+#include "kvstore/server/server_internal.h"
+
+static const char *const state_names[] = {"greeting", "guest", "working", "lapsed", "closed"};
+
+static const uint32_t allowed_moves[] = {
+    [KVS_GREETING] = KV_STATE_BIT(KVS_GUEST) | KV_STATE_BIT(KVS_WORKING) | KV_STATE_BIT(KVS_CLOSED),
+    [KVS_GUEST] = KV_STATE_BIT(KVS_CLOSED),
+    [KVS_WORKING] = KV_STATE_BIT(KVS_LAPSED) | KV_STATE_BIT(KVS_CLOSED),
+    [KVS_LAPSED] = KV_STATE_BIT(KVS_CLOSED),
+    [KVS_CLOSED] = 0,
+};
+
+static const char *check_state(const void *object, unsigned state)
+{
+	const struct kvs_peer *peer = object;
+
+	if (state == KVS_WORKING && !peer->slot_taken) return "a working peer has a lease";
+	if (state == KVS_GUEST && peer->slot_taken) return "a guest has no lease";
+	return NULL;
+}
+
+static const struct kv_state_table peer_states = {.name = "peer",
+    .state_names = state_names,
+    .allowed = allowed_moves,
+    .state_count = 5,
+    .invariant = check_state};
+
+/* ---- ending ---- */
+
+static void free_peer(struct kvs_peer *peer)
+{
+	if (peer->staging) kv_staging_unmap(peer->staging, peer->staging_bytes);
+	kv_codec_request_free(peer->server->allocator, peer->waiting);
+	kv_free(peer->server->allocator, peer);
+}
+
+static enum kvs_metric lost_metric(enum kvs_reason reason, bool died)
+{
+	if (reason == KVS_BY_PROTOCOL) return KVS_LOST_PROTOCOL;
+	if (reason == KVS_BY_TIMEOUT) return KVS_LOST_TIMEOUT;
+	return died ? KVS_LOST_DIED : KVS_LOST_CLOSED;
+}
+
+/* Nothing that this process does can change the arena any more. With map it never could; the copies
+ * that the store makes for it are waited for. */
+static bool writes_no_more(const struct kvs_peer *peer, bool died)
+{
+	if (peer->puts) return false;
+	return died || peer->server->transport == &kv_transport_map;
+}
+
+static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char *why)
+{
+	struct kvs_server *server = peer->server;
+	bool died = kvs_pidfd_dead(peer->pidfd);
+
+	kvs_peer_remove(server->engine, peer->slot, writes_no_more(peer, died));
+	if (!died) {
+		kvs_mourn(server, peer->pidfd, peer->epoch);
+		peer->pidfd = -1;
+	}
+	if (peer->worker) kvs_worker_left(peer->worker, kv_now_ms());
+	peer->worker = NULL;
+	kv_metrics_add(server->metrics, lost_metric(reason, died), 1);
+	kv_info(KVS_MODULE, "worker left name=%s slot=%u pid=%d process=%s reason=\"%s\"", peer->name,
+	    peer->slot, (int)peer->credentials.pid, died ? "ended" : "alive", why);
+}
+
+void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *why)
+{
+	struct kvs_server *server = peer->server;
+
+	if (peer->state.state == KVS_CLOSED) return;
+	if (reason != KVS_BY_PEER && reason != KVS_BY_STORE)
+		kv_warning(KVS_MODULE, "connection closed name=%s pid=%d uid=%u reason=\"%s\"",
+		    peer->name[0] ? peer->name : "-", (int)peer->credentials.pid, peer->credentials.uid,
+		    why);
+	if (peer->slot_taken) end_lease(peer, reason, why);
+	kv_state_move(&peer->state, KVS_CLOSED, peer);
+	kv_watch_close(peer->watch);
+	peer->watch = NULL;
+	close(peer->socket);
+	if (peer->pidfd >= 0) close(peer->pidfd);
+	kv_frame_reader_destroy(peer->reader);
+	kv_frame_writer_destroy(peer->writer);
+	peer->reader = NULL;
+	peer->writer = NULL;
+	kv_list_remove(&peer->node);
+	server->peer_count--;
+	/* Pool threads may still read its staging memory; the last job frees the rest. */
+	if (!peer->jobs) free_peer(peer);
+}
+
+void kvs_peers_close_all(struct kvs_server *server)
+{
+	struct kv_list *node;
+
+	while ((node = kv_list_first(&server->peers)))
+		kvs_peer_close(KV_CONTAINER_OF(node, struct kvs_peer, node), KVS_BY_STORE, "store stops");
+}
+
+void kvs_peer_finish(struct kvs_peer *peer)
+{
+	peer->closing_ms = kv_now_ms() + KVS_CLOSING_MS;
+}
+
+/* ---- answering ---- */
+
+static void watch_what_is_wanted(struct kvs_peer *peer)
+{
+	bool reads = !peer->waiting && !peer->closing_ms;
+	bool writes = kv_frame_writer_queued(peer->writer) > 0;
+
+	/* HANGUP is always wanted: a peer that is gone while it waits for copies must be seen. */
+	kv_watch_update(peer->watch,
+	    (reads ? KV_LOOP_READABLE : 0u) | (writes ? KV_LOOP_WRITABLE : 0u) | KV_LOOP_HANGUP);
+}
+
+/* Send what the socket takes; false when the peer was closed over it. */
+static bool send_answers(struct kvs_peer *peer)
+{
+	int idle = 0;
+
+	if (kv_frame_write(peer->writer, peer->socket, &idle) != KV_OK) {
+		kvs_peer_close(peer, KVS_BY_PEER, kv_error_message());
+		return false;
+	}
+	if (idle && peer->closing_ms) {
+		kvs_peer_close(peer, KVS_BY_STORE, "answered for the last time");
+		return false;
+	}
+	watch_what_is_wanted(peer);
+	return true;
+}
+
+/* What one answer tells of regions: messages, blobs and the descriptors that travel along. */
+struct news {
+	Kv__Region messages[KV_CODEC_MAX_REGIONS];
+	Kv__Region *pointers[KV_CODEC_MAX_REGIONS];
+	struct kv_transport_blob blobs[KV_CODEC_MAX_REGIONS];
+	int descriptors[KV_FRAME_MAX_DESCRIPTORS];
+	uint32_t count, descriptor_count;
+	uint64_t serial;
+};
+
+static enum kv_status add_news(
+    struct kvs_server *server, const struct kvs_region *region, struct news *news)
+{
+	Kv__Region *message = &news->messages[news->count];
+	struct kv_transport_blob *blob = &news->blobs[news->count];
+	int descriptor = -1;
+
+	KV_TRY(server->transport->region_export(
+	    server->transport_server, region->region, blob, &descriptor));
+	kv__region__init(message);
+	message->index = region->index;
+	message->bytes = region->bytes;
+	message->descriptor_blob.data = blob->bytes;
+	message->descriptor_blob.len = blob->length;
+	message->has_descriptor = descriptor >= 0;
+	if (descriptor >= 0) news->descriptors[news->descriptor_count++] = descriptor;
+	news->pointers[news->count++] = message;
+	news->serial = region->serial;
+	return KV_OK;
+}
+
+/* NULL with *status KV_OK when there is nothing new. */
+static struct news *gather_news(struct kvs_peer *peer, enum kv_status *status)
+{
+	struct kvs_server *server = peer->server;
+	struct news *news = NULL;
+	struct kv_list *node;
+
+	*status = KV_OK;
+	KV_LIST_EACH(node, &server->regions)
+	{
+		const struct kvs_region *region = KV_CONTAINER_OF(node, struct kvs_region, node);
+
+		if (region->serial <= peer->told_serial) continue;
+		if (!news) {
+			news = kv_alloc_zero(server->allocator, sizeof *news);
+			if (!news) *status = KV_NO_MEMORY;
+		}
+		if (*status == KV_OK && news->count == KV_CODEC_MAX_REGIONS - 1)
+			*status = kv_fail(KV_LIMIT, "more regions than one message can tell of");
+		if (*status == KV_OK) *status = add_news(server, region, news);
+		if (*status != KV_OK) break;
+	}
+	return news;
+}
+
+static enum kv_status queue_answer(struct kvs_peer *peer, Kv__Response *response, bool regions)
+{
+	struct kv_allocator *allocator = peer->server->allocator;
+	enum kv_status status = KV_OK;
+	struct news *news = regions ? gather_news(peer, &status) : NULL;
+	int page = peer->server->page_descriptor;
+	bool with_page =
+	    response->body_case == KV__RESPONSE__BODY_HELLO && response->hello->has_control_page;
+	uint8_t *bytes = NULL;
+	size_t length = 0;
+
+	if (status != KV_OK) goto out;
+	if (news) {
+		response->new_regions = news->pointers;
+		response->n_new_regions = news->count;
+	}
+	KV_TRY_GOTO(status, kv_codec_response_pack(allocator, response, &bytes, &length), out);
+	if (with_page)
+		status = kv_frame_push(peer->writer, bytes, length, &page, 1);
+	else
+		status = kv_frame_push(peer->writer, bytes, length, news ? news->descriptors : NULL,
+		    news ? news->descriptor_count : 0);
+	if (status == KV_OK && news) peer->told_serial = news->serial;
+out:
+	kv_free(allocator, bytes);
+	kv_free(allocator, news);
+	return status;
+}
+
+void kvs_peer_respond(struct kvs_peer *peer, Kv__Response *response, bool regions)
+{
+	if (peer->state.state == KVS_CLOSED) return;
+	if (queue_answer(peer, response, regions) != KV_OK) {
+		kvs_peer_close(peer, KVS_BY_PROTOCOL, kv_error_message());
+		return;
+	}
+	send_answers(peer);
+}
+
+void kvs_peer_respond_error(struct kvs_peer *peer, uint64_t id, enum kv_status status)
+{
+	Kv__Response response = KV__RESPONSE__INIT;
+	char message[KV_CODEC_MAX_MESSAGE_TEXT + 1];
+
+	snprintf(message, sizeof message, "%s", kv_error_message());
+	for (char *at = message; *at; at++)
+		if ((unsigned char)*at < 0x20 || (unsigned char)*at > 0x7e) *at = ' ';
+	response.id = id;
+	response.status = (uint32_t)status;
+	response.message = message;
+	kv_metrics_add(peer->server->metrics, KVS_REQUESTS_FAILED, 1);
+	kvs_peer_respond(peer, &response, false);
+}
+
+/* ---- reading ---- */
+
+/* May this be served while copies of the peer are under way? The others could free their target. */
+static bool must_wait(const struct kvs_peer *peer, const Kv__Request *request)
+{
+	if (!peer->puts) return false;
+	return request->body_case == KV__REQUEST__BODY_COMMIT ||
+	       request->body_case == KV__REQUEST__BODY_RELEASE ||
+	       request->body_case == KV__REQUEST__BODY_CLOSE;
+}
+
+/* False when nothing more is to be read now. */
+static bool take_frame(struct kvs_peer *peer, const struct kv_frame *frame)
+{
+	struct kvs_server *server = peer->server;
+	Kv__Request *request = NULL;
+	enum kv_status status =
+	    kv_codec_request_unpack(server->allocator, frame->payload, frame->length, &request);
+
+	if (status != KV_OK) {
+		kvs_peer_close(peer, KVS_BY_PROTOCOL, kv_error_message());
+		return false;
+	}
+	kv_metrics_add(server->metrics, KVS_REQUESTS, 1);
+	if (must_wait(peer, request)) {
+		peer->waiting = request;
+		watch_what_is_wanted(peer);
+		return false;
+	}
+	/* The peer may be closed and freed by what it asks for: jobs keeps it until we have looked. */
+	peer->jobs++;
+	kvs_dispatch(peer, request);
+	peer->jobs--;
+	if (peer->state.state != KVS_CLOSED) return !peer->closing_ms;
+	if (!peer->jobs) free_peer(peer);
+	return false;
+}
+
+static void read_requests(struct kvs_peer *peer)
+{
+	for (int turn = 0; turn < KVS_FRAMES_A_TURN; turn++) {
+		enum kv_frame_event event = KV_FRAME_NONE;
+		enum kv_status status;
+		struct kv_frame frame;
+
+		status = kv_frame_read(peer->reader, peer->socket, &event, &frame);
+		if (status != KV_OK || event == KV_FRAME_END) {
+			bool gone = status == KV_OK || status == KV_DISCONNECTED;
+
+			kvs_peer_close(peer, gone ? KVS_BY_PEER : KVS_BY_PROTOCOL,
+			    status == KV_OK ? "closed by the peer" : kv_error_message());
+			return;
+		}
+		if (event == KV_FRAME_NONE) {
+			if (!kv_frame_reader_inside(peer->reader))
+				peer->inside_ms = 0;
+			else if (!peer->inside_ms)
+				peer->inside_ms = kv_now_ms();
+			return;
+		}
+		peer->inside_ms = 0;
+		if (!take_frame(peer, &frame)) return;
+	}
+}
+
+static void on_peer(void *context, struct kv_watch *watch, unsigned events)
+{
+	struct kvs_peer *peer = context;
+	bool reads = !peer->waiting && !peer->closing_ms;
+
+	(void)watch;
+	if ((events & KV_LOOP_WRITABLE) && !send_answers(peer)) return;
+	if ((events & KV_LOOP_HANGUP) && !reads) {
+		kvs_peer_close(peer, KVS_BY_PEER, "hung up");
+		return;
+	}
+	if (events & (KV_LOOP_READABLE | KV_LOOP_HANGUP)) read_requests(peer);
+}
+
+void kvs_peer_job_begin(struct kvs_peer *peer)
+{
+	peer->jobs++;
+	peer->server->jobs++;
+}
+
+void kvs_peer_job_done(struct kvs_peer *peer)
+{
+	Kv__Request *request = peer->waiting;
+
+	peer->jobs--;
+	peer->server->jobs--;
+	if (peer->state.state == KVS_CLOSED) {
+		if (!peer->jobs) free_peer(peer);
+		return;
+	}
+	if (!request || peer->puts) return;
+	peer->waiting = NULL;
+	peer->jobs++;
+	kvs_dispatch(peer, request);
+	peer->jobs--;
+	if (peer->state.state != KVS_CLOSED)
+		watch_what_is_wanted(peer);
+	else if (!peer->jobs)
+		free_peer(peer);
+}
+
+/* ---- accepting ---- */
+
+static enum kv_status create_peer(struct kvs_server *server, int socket)
+{
+	struct kvs_peer *peer = kv_alloc_zero(server->allocator, sizeof *peer);
+	enum kv_status status;
+
+	if (!peer) return KV_NO_MEMORY;
+	peer->server = server;
+	peer->socket = socket;
+	peer->connected_ms = kv_now_ms();
+	kv_state_init(&peer->state, &peer_states, KVS_GREETING);
+	KV_TRY_GOTO(status, kv_unix_peer(socket, &peer->credentials), fail);
+	KV_TRY_GOTO(status,
+	    kv_frame_reader_create(server->allocator, KV_CODEC_MAX_MESSAGE, 1, &peer->reader), fail);
+	KV_TRY_GOTO(
+	    status, kv_frame_writer_create(server->allocator, KVS_MAX_QUEUED, &peer->writer), fail);
+	KV_TRY_GOTO(status,
+	    kv_loop_watch_fd(
+	        server->loop, socket, KV_LOOP_READABLE | KV_LOOP_HANGUP, on_peer, peer, &peer->watch),
+	    fail);
+	peer->pidfd = kvs_pidfd_open(peer->credentials.pid);
+	kv_list_push_back(&server->peers, &peer->node);
+	server->peer_count++;
+	return KV_OK;
+fail:
+	kv_frame_reader_destroy(peer->reader);
+	kv_frame_writer_destroy(peer->writer);
+	kv_free(server->allocator, peer);
+	return status;
+}
+
+static void on_listener(void *context, struct kv_watch *watch, unsigned events)
+{
+	struct kvs_server *server = context;
+	uint32_t limit = server->settings->max_workers + KVS_EXTRA_PEERS;
+
+	(void)events;
+	for (int turn = 0; turn < KVS_FRAMES_A_TURN; turn++) {
+		int socket = -1;
+		enum kv_status status = kv_unix_accept(server->listener, &socket);
+
+		if (status != KV_OK) {
+			kv_warning(KVS_MODULE, "cannot accept a connection: %s", kv_error_message());
+			server->listen_again_ms = kv_now_ms() + 1000;
+			kv_watch_update(watch, 0);
+			return;
+		}
+		if (socket < 0) return;
+		kv_metrics_add(server->metrics, KVS_CONNECTIONS, 1);
+		if (server->peer_count >= limit)
+			status =
+			    kv_fail(KV_LIMIT, "%u connections are open, that is the limit (max-workers=%u)",
+			        server->peer_count, server->settings->max_workers);
+		if (status == KV_OK) status = create_peer(server, socket);
+		if (status == KV_OK) continue;
+		kv_metrics_add(server->metrics, KVS_REFUSED_LIMIT, 1);
+		kv_warning(KVS_MODULE, "connection refused: %s", kv_error_message());
+		close(socket);
+	}
+}
+
+enum kv_status kvs_listen(struct kvs_server *server)
+{
+	KV_TRY(kv_unix_listen(server->settings->socket, KV_UNIX_MODE, &server->listener));
+	return kv_loop_watch_fd(server->loop, server->listener, KV_LOOP_READABLE, on_listener, server,
+	    &server->listener_watch);
+}
+
+void kvs_unlisten(struct kvs_server *server)
+{
+	kv_watch_close(server->listener_watch);
+	server->listener_watch = NULL;
+	if (server->listener >= 0) kv_unix_unlisten(server->listener, server->settings->socket);
+	server->listener = -1;
+}
+
+/* ---- time ---- */
+
+/* NULL, or why this peer's time is up. */
+static const char *overdue(const struct kvs_peer *peer, uint64_t now)
+{
+	if (peer->closing_ms && now >= peer->closing_ms) return "does not take its last answer";
+	if (peer->state.state == KVS_GREETING && now - peer->connected_ms >= KVS_GREETING_MS)
+		return "sent no hello";
+	if (peer->inside_ms && now - peer->inside_ms >= KVS_HALF_MESSAGE_MS)
+		return "sent half a message and no more";
+	return NULL;
+}
+
+static void tick_lease(struct kvs_peer *peer)
+{
+	struct kvs_server *server = peer->server;
+	struct kvs_peer_info info;
+
+	if (peer->state.state != KVS_WORKING ||
+	    kvs_peer_info(server->engine, peer->slot, &info) != KV_OK || !info.lapsed)
+		return;
+	kv_state_move(&peer->state, KVS_LAPSED, peer);
+	kv_warning(KVS_MODULE, "lease lapsed name=%s slot=%u pid=%d", peer->name, peer->slot,
+	    (int)peer->credentials.pid);
+	if (writes_no_more(peer, kvs_pidfd_dead(peer->pidfd)))
+		kvs_peer_proven_dead(server->engine, peer->epoch);
+}
+
+void kvs_peers_tick(struct kvs_server *server, uint64_t now)
+{
+	struct kv_list *node;
+	struct kv_list *following;
+
+	KV_LIST_EACH_SAFE(node, following, &server->peers)
+	{
+		struct kvs_peer *peer = KV_CONTAINER_OF(node, struct kvs_peer, node);
+		const char *why = overdue(peer, now);
+
+		/* Its own work on the pool must not cost a peer its lease. */
+		if (peer->state.state == KVS_WORKING && peer->jobs)
+			kvs_peer_heartbeat(server->engine, peer->slot, peer->epoch);
+		tick_lease(peer);
+		if (why) kvs_peer_close(peer, KVS_BY_TIMEOUT, why);
+	}
+	if (server->listen_again_ms && now >= server->listen_again_ms) {
+		server->listen_again_ms = 0;
+		kv_watch_update(server->listener_watch, KV_LOOP_READABLE);
+	}
+}

@@ -1,0 +1,263 @@
+/* What the files of kvstore/server share. Private to this folder. */
+#ifndef KVS_SERVER_INTERNAL_H
+#define KVS_SERVER_INTERNAL_H
+
+#include <stdbool.h>
+
+#include "common/collect/list.h"
+#include "common/runtime/metrics.h"
+#include "common/runtime/state_machine.h"
+#include "common/transport/frame.h"
+#include "common/transport/transport.h"
+#include "common/transport/unix_socket.h"
+#include "kvstore/engine/engine.h"
+#include "kvstore/server/metrics_table.h"
+#include "kvstore/server/server.h"
+#include "proto/codec.h"
+
+#define KVS_MODULE "kvstored"
+
+enum {
+	KVS_TICK_MS = 100,
+	KVS_STATUS_MS = 2000,
+	KVS_GREETING_MS = 5000,     /* from connecting to hello */
+	KVS_HALF_MESSAGE_MS = 5000, /* from a message's first byte to its last */
+	KVS_CLOSING_MS = 1000,      /* to take the last answer */
+	KVS_EXTRA_PEERS = 16,       /* connections beyond max-workers: kvctl and the not yet greeted */
+	KVS_MAX_PUTS = 128,         /* copies of one peer under way */
+	KVS_MAX_QUEUED = 24 << 20,  /* answers that wait for one peer */
+	KVS_FRAMES_A_TURN = 32,     /* of one peer before others have theirs */
+	KVS_INLINE_BYTES = 128 << 10, /* less is copied or checked on the loop itself */
+	KVS_MAX_MOURNED = 1024,
+	KVS_WORKER_NAME = 48,
+	KVS_COUNTER_NAME = 64,
+	KVS_MAX_WORKERS_KEPT = 512,
+	KVS_WORKER_KEPT_MS = 600000
+};
+
+#define KVS_MAX_STAGING (UINT64_C(8) << 30)
+
+/* ---- the arena ---- */
+
+struct kvs_region {
+	struct kv_list node;
+	uint32_t index;
+	uint64_t bytes;
+	uint64_t serial; /* regions in the order of their making, from 1 */
+	struct kv_region *region;
+};
+
+/* ---- workers as the statistics know them: longer than a connection ---- */
+
+struct kvs_counter {
+	char name[KVS_COUNTER_NAME];
+	double value;
+};
+
+struct kvs_worker {
+	struct kv_list node;
+	char name[KVS_WORKER_NAME];
+	char lanes[64];
+	char model[KVS_WORKER_NAME];
+	struct kvs_peer *peer; /* NULL: has left */
+	uint64_t left_ms;
+	uint32_t pid, uid;
+	uint32_t counter_count;
+	struct kvs_counter counters[KV_CODEC_MAX_COUNTERS];
+};
+
+/* ---- peers ---- */
+
+enum kvs_peer_state { KVS_GREETING, KVS_GUEST, KVS_WORKING, KVS_LAPSED, KVS_CLOSED };
+
+enum kvs_reason { KVS_BY_PEER, KVS_BY_PROTOCOL, KVS_BY_TIMEOUT, KVS_BY_STORE };
+
+struct kvs_peer {
+	struct kv_list node;
+	struct kvs_server *server;
+	struct kv_state_machine state;
+	int socket;
+	struct kv_watch *watch;
+	struct kv_frame_reader *reader;
+	struct kv_frame_writer *writer;
+	struct kv_unix_peer credentials;
+	int pidfd; /* -1: the process cannot be watched */
+	uint64_t connected_ms;
+	uint64_t inside_ms;  /* since when a frame has been half there, 0: it has not */
+	uint64_t closing_ms; /* close after the last answer, at this time at the latest; 0: no */
+	bool slot_taken;     /* slot and epoch hold */
+	uint32_t slot;
+	uint64_t epoch;
+	char name[KVS_WORKER_NAME];
+	struct kvs_worker *worker;
+	uint64_t told_serial; /* regions up to this one have been told of */
+	const uint8_t *staging;
+	uint64_t staging_bytes;
+	uint32_t puts, jobs;  /* copies under way; all work on pool threads */
+	Kv__Request *waiting; /* a request that waits for the copies; reading has stopped */
+};
+
+/* Processes whose connection is gone and whose death would free what is quarantined of them. */
+struct kvs_mourned {
+	struct kv_list node;
+	struct kvs_server *server;
+	int pidfd;
+	struct kv_watch *watch;
+	uint64_t epoch;
+};
+
+struct kvs_stats_socket;
+
+struct kvs_server {
+	struct kv_allocator *allocator;
+	const struct kvs_settings *settings;
+	struct kv_loop *loop;
+	struct kv_sd_notify *notify;
+	struct kvs_engine *engine;
+	struct kv_metrics *metrics;
+	uint64_t started_ms;
+
+	const struct kv_transport_ops *transport;
+	struct kv_transport_server *transport_server;
+	struct kv_transport_blob address;
+	struct kv_watch *transport_watch;
+	struct kv_list regions;
+	uint64_t region_serial;
+	uint64_t progressed; /* rounds of the transport's progress */
+
+	void *page; /* struct kvw_control_page */
+	int page_descriptor;
+
+	int listener;
+	struct kv_watch *listener_watch;
+	uint64_t listen_again_ms; /* 0: listening */
+	struct kv_list peers;
+	uint32_t peer_count;
+	uint32_t jobs; /* work on pool threads, of all peers */
+	struct kv_list mourned;
+	uint32_t mourned_count;
+	struct kv_list workers;
+	uint32_t worker_count;
+
+	struct kvs_stats_socket *stats;
+	struct kv_timer *tick, *status;
+	uint64_t ticked_ms;
+	uint64_t watched_progress;
+};
+
+/* ---- arena.c ---- */
+
+/* Choose the transport and start it; one log line says which and why. */
+enum kv_status kvs_arena_start(struct kvs_server *server);
+void kvs_arena_stop(struct kvs_server *server);
+/* The engine's environment. */
+struct kvs_environment kvs_arena_environment(struct kvs_server *server);
+enum kv_status kvs_control_page_start(struct kvs_server *server);
+/* Once the engine has its generation. */
+void kvs_control_page_fill(struct kvs_server *server);
+void kvs_control_page_stop(struct kvs_server *server);
+
+/* ---- peer.c ---- */
+
+enum kv_status kvs_listen(struct kvs_server *server);
+void kvs_unlisten(struct kvs_server *server);
+void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *why);
+/* Deadlines of all peers. */
+void kvs_peers_tick(struct kvs_server *server, uint64_t now);
+void kvs_peers_close_all(struct kvs_server *server);
+/* Queue an answer; regions: tell of those that are new to the peer. Closes the peer on failure. */
+void kvs_peer_respond(struct kvs_peer *peer, Kv__Response *response, bool regions);
+void kvs_peer_respond_error(struct kvs_peer *peer, uint64_t id, enum kv_status status);
+/* A job of this peer goes to the pool. */
+void kvs_peer_job_begin(struct kvs_peer *peer);
+/* It has ended: go on reading, or free what is left of a closed one. */
+void kvs_peer_job_done(struct kvs_peer *peer);
+/* Stop reading, send what is queued, close. */
+void kvs_peer_finish(struct kvs_peer *peer);
+
+/* ---- mourning.c ---- */
+
+/* Watch for the end of a process; takes the descriptor. */
+void kvs_mourn(struct kvs_server *server, int pidfd, uint64_t epoch);
+void kvs_mourning_stop(struct kvs_server *server);
+int kvs_pidfd_open(int32_t pid);
+bool kvs_pidfd_dead(int pidfd);
+
+/* ---- dispatch.c ---- */
+
+/* Serve one request, which it frees. */
+void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request);
+
+/* Room for the segments of an answer. */
+struct kvs_segment_set {
+	struct kv_allocator *allocator;
+	Kv__Segment **pointers;
+	uint32_t count, capacity, layers;
+};
+enum kv_status kvs_segment_set_create(struct kvs_segment_set *set, struct kv_allocator *allocator,
+    uint32_t capacity, uint32_t layers);
+void kvs_segment_set_add(struct kvs_segment_set *set, const struct kvs_segment_view *view);
+void kvs_segment_set_destroy(struct kvs_segment_set *set);
+
+struct kvs_answer {
+	Kv__Response response;
+	union {
+		Kv__HelloResponse hello;
+		Kv__OpenResponse open;
+		Kv__ReserveResponse reserve;
+		Kv__ResumeResponse resume;
+	} body;
+	struct kvs_segment_set segments, pieces;
+	uint32_t *piece_tokens;
+	bool regions; /* names segments: tell of new regions */
+	bool later;   /* a job answers */
+	bool close_after;
+};
+
+typedef enum kv_status (*kvs_handler)(
+    struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer);
+
+enum kv_status kvs_handle_hello(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_open(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_resume(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_close(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_push(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_heartbeat(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_counters(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_reserve(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_release(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_put(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_handle_commit(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+
+/* ---- workers.c ---- */
+
+/* The record of a worker that has just greeted: its old one, or a new one. Two that live under one
+ * name get different records. NULL when there is no memory. */
+struct kvs_worker *kvs_worker_arrived(
+    struct kvs_server *server, struct kvs_peer *peer, const char *name, const char *model);
+void kvs_worker_left(struct kvs_worker *worker, uint64_t now);
+void kvs_worker_counters(struct kvs_worker *worker, const Kv__CountersRequest *counters);
+/* False when the worker reported no such counter. */
+bool kvs_worker_counter(const struct kvs_worker *worker, const char *name, double *value);
+/* Bytes found in the cluster cache and bytes looked for. */
+void kvs_worker_hits(const struct kvs_worker *worker, double *hit, double *total);
+void kvs_workers_tick(struct kvs_server *server, uint64_t now);
+void kvs_workers_stop(struct kvs_server *server);
+
+/* ---- stats.c ---- */
+
+extern const struct kv_metric kvs_metric_table[];
+void kvs_stats_refresh(struct kvs_server *server);
+void kvs_stats_text(struct kvs_server *server, struct kv_text_buffer *text);
+void kvs_stats_json(struct kvs_server *server, struct kv_text_buffer *text);
+void kvs_stats_prometheus(struct kvs_server *server, struct kv_text_buffer *text);
+/* hit / (hit + miss) over all workers, NaN when nothing was looked for. */
+double kvs_stats_hit_rate(struct kvs_server *server);
+
+/* ---- stats_socket.c ---- */
+
+enum kv_status kvs_stats_listen(struct kvs_server *server);
+void kvs_stats_tick(struct kvs_server *server, uint64_t now);
+void kvs_stats_stop(struct kvs_server *server);
+
+#endif

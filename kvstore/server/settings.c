@@ -1,0 +1,157 @@
+#include "kvstore/server/settings.h"
+
+#include <string.h>
+
+#include "common/base/log.h"
+#include "common/base/parse.h"
+#include "common/transport/machine_memory.h"
+#include "proto/wire_layout.h"
+
+#define DEFAULT_MEMORY (UINT64_C(4) << 30)
+#define LEAST_MEMORY   (UINT64_C(1) << 20)
+
+static const char *const transport_words[] = {"auto", "ucx", "map", NULL};
+static const char *const verify_words[] = {"off", "commit", NULL};
+static const char *const level_words[] = {"error", "warning", "info", "debug", NULL};
+
+#define FIELD(name) offsetof(struct kvs_settings, name)
+
+static const struct kv_option options[] = {
+    {.name = "socket",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(socket),
+        .default_text = "/run/clusterkv/kvstored.sock",
+        .unit = "PATH",
+        .group = "Sockets",
+        .help = "Unix socket that workers connect to."},
+    {.name = "stats-socket",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(stats_socket),
+        .default_text = "/run/clusterkv/stats.sock",
+        .unit = "PATH",
+        .help = "Unix socket that answers stats, health and version. Empty for none."},
+    {.name = "max-workers",
+        .kind = KV_OPTION_U32,
+        .offset = FIELD(max_workers),
+        .default_text = "64",
+        .help = "Workers that may be connected at a time.",
+        .minimum = 1,
+        .maximum = KVW_CONTROL_SLOTS},
+    {.name = "memory",
+        .kind = KV_OPTION_SIZE,
+        .offset = FIELD(memory),
+        .group = "Memory",
+        .help =
+            "Limit of the arena. Default: 4GiB, or a quarter of the memory that is available to "
+            "this service if that is less. It is taken as it is needed."},
+    {.name = "transport",
+        .kind = KV_OPTION_WORD,
+        .offset = FIELD(transport),
+        .words = transport_words,
+        .help = "How workers reach the arena: ucx for trusted workers of the same user, map for "
+                "others too. auto: ucx where it works and /dev/shm has room."},
+    {.name = "verify",
+        .kind = KV_OPTION_WORD,
+        .offset = FIELD(verify),
+        .default_text = "commit",
+        .words = verify_words,
+        .help = "When checksums of segments are verified."},
+    {.name = "max-sequences",
+        .kind = KV_OPTION_U32,
+        .offset = FIELD(max_sequences),
+        .default_text = "4096",
+        .help = "Sequences that are remembered, orphans included.",
+        .minimum = 1,
+        .maximum = 1 << 20},
+    {.name = "lease",
+        .kind = KV_OPTION_DURATION,
+        .offset = FIELD(lease_ms),
+        .default_text = "3s",
+        .group = "Time",
+        .help = "After this long without a sign of life, a worker loses its leases.",
+        .minimum = 200,
+        .maximum = 3600000},
+    {.name = "heartbeat",
+        .kind = KV_OPTION_DURATION,
+        .offset = FIELD(heartbeat_ms),
+        .default_text = "500ms",
+        .help = "How often workers give a sign of life.",
+        .minimum = 20,
+        .maximum = 600000},
+    {.name = "orphan-timeout",
+        .kind = KV_OPTION_DURATION,
+        .offset = FIELD(orphan_ms),
+        .default_text = "600s",
+        .help = "How long a sequence without a worker can be resumed.",
+        .minimum = 1,
+        .maximum = 604800000},
+    {.name = "log-level",
+        .kind = KV_OPTION_WORD,
+        .offset = FIELD(log_level),
+        .default_text = "info",
+        .words = level_words,
+        .group = "Log",
+        .help = "The least important lines that are logged.",
+        .flags = KV_OPTION_RELOADABLE},
+};
+
+static enum kv_status validate(const void *untyped)
+{
+	const struct kvs_settings *settings = untyped;
+
+	if (!settings->socket || !*settings->socket)
+		return kv_fail(KV_INVALID, "socket is empty: give a path");
+	if (settings->stats_socket && strcmp(settings->socket, settings->stats_socket) == 0)
+		return kv_fail(KV_INVALID, "socket and stats-socket are both \"%s\": they must differ",
+		    settings->socket);
+	if (settings->memory && settings->memory < LEAST_MEMORY)
+		return kv_fail(KV_INVALID, "memory is %llu bytes: at least 1MiB is of use",
+		    (unsigned long long)settings->memory);
+	if (settings->heartbeat_ms * 2 > settings->lease_ms)
+		return kv_fail(KV_INVALID,
+		    "heartbeat is %llu ms and lease %llu ms: a lease must outlast two heartbeats",
+		    (unsigned long long)settings->heartbeat_ms, (unsigned long long)settings->lease_ms);
+	return KV_OK;
+}
+
+static const char *const other_sections[] = {"gpu-worker", "kvctl", NULL};
+
+const struct kv_program kvs_program = {
+    .name = "kvstored",
+    .summary = "Keeps the key/values of gpu-workers in host memory, by cluster, and outlives them.",
+    .options = options,
+    .option_count = sizeof options / sizeof options[0],
+    .settings_size = sizeof(struct kvs_settings),
+    .default_config = "/etc/clusterkv/kvstored.conf",
+    .other_sections = other_sections,
+    .validate = validate,
+};
+
+static uint64_t least(uint64_t a, uint64_t b)
+{
+	return a < b ? a : b;
+}
+
+enum kv_status kvs_settings_complete(struct kvs_settings *settings)
+{
+	struct kv_machine_memory machine;
+	char asked[KV_PARSE_TEXT_SIZE];
+	char there[KV_PARSE_TEXT_SIZE];
+	uint64_t available;
+
+	KV_TRY(kv_machine_memory_read("", &machine));
+	available = least(machine.available, machine.cgroup_room);
+	if (!settings->memory) {
+		settings->memory =
+		    least(DEFAULT_MEMORY, least(machine.available, machine.cgroup_limit) / 4);
+		settings->memory &= ~((UINT64_C(1) << 20) - 1);
+		if (settings->memory < LEAST_MEMORY) settings->memory = LEAST_MEMORY;
+	}
+	if (settings->memory > available)
+		return kv_fail(KV_LIMIT,
+		    "memory=%s is more than this machine has available (%s%s): lower --memory",
+		    kv_format_size(settings->memory, asked),
+		    kv_format_size(available & ~((UINT64_C(1) << 20) - 1), there),
+		    machine.cgroup_room < machine.available ? " under the cgroup's limit" : "");
+	return KV_OK;
+}

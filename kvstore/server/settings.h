@@ -1,0 +1,36 @@
+/* kvstored's options: one table, and the struct that it fills. */
+#ifndef KVS_SERVER_SETTINGS_H
+#define KVS_SERVER_SETTINGS_H
+
+#include <stdint.h>
+
+#include "common/runtime/config.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum kvs_transport_choice { KVS_TRANSPORT_AUTO, KVS_TRANSPORT_UCX, KVS_TRANSPORT_MAP };
+enum kvs_verify { KVS_VERIFY_OFF, KVS_VERIFY_COMMIT };
+
+struct kvs_settings {
+	const char *socket, *stats_socket;
+	uint64_t memory; /* 0: chosen by kvs_settings_complete */
+	int transport;   /* enum kvs_transport_choice */
+	int verify;      /* enum kvs_verify */
+	uint64_t lease_ms, heartbeat_ms, orphan_ms;
+	uint32_t max_workers;
+	uint32_t max_sequences;
+	int log_level; /* enum kv_log_level */
+};
+
+extern const struct kv_program kvs_program;
+
+/* Choose what was left to the machine, and judge the memory asked for: KV_LIMIT with what is asked
+ * and what is there. Nothing is allocated. */
+enum kv_status kvs_settings_complete(struct kvs_settings *settings);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,72 @@
+#include "kvstore/server/stats_command.h"
+
+#include <string.h>
+
+enum { QUOTED_BYTES = 40, MAX_WORDS = 3 };
+
+struct word {
+	const char *start;
+	size_t length;
+};
+
+struct command {
+	const char *first, *second; /* second NULL: no second word */
+	enum kvs_stats_command command;
+};
+
+static const struct command commands[] = {
+    {"stats", NULL, KVS_COMMAND_STATS},
+    {"stats", "json", KVS_COMMAND_JSON},
+    {"metrics", NULL, KVS_COMMAND_METRICS},
+    {"health", NULL, KVS_COMMAND_HEALTH},
+    {"ready", NULL, KVS_COMMAND_HEALTH},
+    {"version", NULL, KVS_COMMAND_VERSION},
+    {"help", NULL, KVS_COMMAND_HELP},
+    {"quit", NULL, KVS_COMMAND_QUIT},
+};
+
+static size_t split(const char *line, struct word words[MAX_WORDS])
+{
+	size_t count = 0;
+
+	while (count < MAX_WORDS) {
+		line += strspn(line, " \t");
+		if (!*line) break;
+		words[count].start = line;
+		words[count].length = strcspn(line, " \t");
+		line += words[count++].length;
+	}
+	return count;
+}
+
+static int is(const struct word *word, const char *text)
+{
+	return strlen(text) == word->length && memcmp(word->start, text, word->length) == 0;
+}
+
+enum kvs_stats_command kvs_stats_parse(const char *line)
+{
+	struct word words[MAX_WORDS];
+	size_t count = split(line, words);
+
+	if (!count) return KVS_COMMAND_NONE;
+	for (size_t i = 0; i < sizeof commands / sizeof commands[0]; i++) {
+		if (count != (commands[i].second ? 2u : 1u) || !is(&words[0], commands[i].first)) continue;
+		if (!commands[i].second || is(&words[1], commands[i].second)) return commands[i].command;
+	}
+	return KVS_COMMAND_UNKNOWN;
+}
+
+void kvs_stats_unknown(const char *line, struct kv_text_buffer *text)
+{
+	char quoted[QUOTED_BYTES + 1];
+	size_t length = 0;
+
+	for (; line[length] && length < QUOTED_BYTES; length++) {
+		unsigned char c = (unsigned char)line[length];
+
+		quoted[length] = c >= 0x20 && c < 0x7f && c != '"' ? (char)c : '?';
+	}
+	quoted[length] = '\0';
+	kv_text_printf(text, "ERROR unknown command \"%s\", try help\r\n", quoted);
+}

@@ -1,0 +1,32 @@
+/* The words of the stats socket: pure, so that it can be fuzzed. */
+#ifndef KVS_SERVER_STATS_COMMAND_H
+#define KVS_SERVER_STATS_COMMAND_H
+
+#include "common/runtime/text_buffer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum kvs_stats_command {
+	KVS_COMMAND_NONE, /* an empty line */
+	KVS_COMMAND_STATS,
+	KVS_COMMAND_JSON,
+	KVS_COMMAND_METRICS,
+	KVS_COMMAND_HEALTH,
+	KVS_COMMAND_VERSION,
+	KVS_COMMAND_HELP,
+	KVS_COMMAND_QUIT,
+	KVS_COMMAND_UNKNOWN
+};
+
+/* One line without its end; words are separated by blanks. */
+enum kvs_stats_command kvs_stats_parse(const char *line);
+
+/* The answer to an unknown command: quotes at most 40 printable bytes of it. */
+void kvs_stats_unknown(const char *line, struct kv_text_buffer *text);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
