@@ -206,10 +206,13 @@ enum kv_status kn_cpu_attend_dense(
 	if (a->count == 0) return KV_OK;
 	KV_TRY(check(a));
 	struct work w = {.a = a, .level = dense_level(backend->level), .pool = backend->pool};
-	/* Many queries share the widening of a block; their lanes should stay in the L2 cache. */
-	uint32_t group = a->heads / a->kv_heads;
+	/* Many queries share the widening of a block; their lanes should stay in the L2 cache, and
+	 * every thread should get some. */
+	uint32_t group = a->heads / a->kv_heads, threads = kn_pool_threads(backend->pool);
 	w.queries = 128;
 	while (w.queries > 16 && w.queries * group * a->head_dim > 32768)
+		w.queries /= 2;
+	while (w.queries > 16 && ((a->count - 1) / w.queries + 1) * a->kv_heads < 2 * threads)
 		w.queries /= 2;
 	size_t needed = scratch_floats(w.level->lanes, w.queries * group, a->head_dim) * sizeof(float);
 	if (needed > kn_pool_scratch_bytes(backend->pool))
@@ -223,17 +226,8 @@ enum kv_status kn_cpu_attend_dense(
 static void widen_plain(
     const uint8_t *row, enum kn_kv_type type, uint32_t head_dim, float *k, float *v)
 {
-	if (type == KN_KV_F32) {
-		memcpy(k, row, (size_t)head_dim * 4);
-		memcpy(v, row + (size_t)head_dim * 4, (size_t)head_dim * 4);
-		return;
-	}
-	uint16_t halves[2 * KN_MAX_HEAD_DIM];
-	memcpy(halves, row, (size_t)head_dim * 4);
-	for (uint32_t d = 0; d < head_dim; d++)
-		k[d] = kn_half_to_float(halves[d]);
-	for (uint32_t d = 0; d < head_dim; d++)
-		v[d] = kn_half_to_float(halves[head_dim + d]);
+	kn_widen_plain(row, type, k, head_dim);
+	kn_widen_plain(row + kn_kv_row_bytes(type, head_dim) / 2, type, v, head_dim);
 }
 
 enum { PLAIN_LANES = 16 };

@@ -1,4 +1,5 @@
-/* exp2 in plain C, for loops that the compiler may vectorise. Private to kernels/cpu. */
+/* exp2 and the widening of rows in plain C, for loops that the compiler may vectorise. Private to
+ * kernels/cpu. */
 #ifndef KN_CPU_ATTEND_PLAIN_H
 #define KN_CPU_ATTEND_PLAIN_H
 
@@ -21,6 +22,20 @@ static inline float kn_exp2_plain(float x)
 	p = p * f + 1.0f;
 	float power = kn_bits_float((kn_float_bits(shifted) << 23) + 0x3f800000u);
 	return x < KN_EXP2_LEAST ? 0.0f : p * power;
+}
+
+/* `count` elements (at most 2 * KN_MAX_HEAD_DIM) of a row, to floats. */
+static inline void kn_widen_plain(
+    const uint8_t *row, enum kn_kv_type type, float *out, uint32_t count)
+{
+	uint16_t halves[2 * KN_MAX_HEAD_DIM];
+	if (type == KN_KV_F32) {
+		memcpy(out, row, (size_t)count * 4);
+		return;
+	}
+	memcpy(halves, row, (size_t)count * 2);
+	for (uint32_t d = 0; d < count; d++)
+		out[d] = kn_half_to_float(halves[d]);
 }
 
 #endif

@@ -358,30 +358,17 @@ enum kv_status kn_cpu_attend_sparse(struct kn_backend *backend, struct kn_stream
 	return KV_OK;
 }
 
-static float element(const uint8_t *row, enum kn_kv_type type, uint32_t i)
-{
-	if (type == KN_KV_F32) {
-		float value;
-		memcpy(&value, row + (size_t)i * 4, 4);
-		return value;
-	}
-	uint16_t half;
-	memcpy(&half, row + (size_t)i * 2, 2);
-	return kn_half_to_float(half);
-}
-
 static void scores_plain(const struct kn_rows_block *b)
 {
 	float row[KN_MAX_HEAD_DIM];
-	uint32_t chunks = (b->count + KN_WEIGHT_CHUNK - 1) / KN_WEIGHT_CHUNK;
-	for (uint32_t i = 0; i < chunks * KN_WEIGHT_CHUNK; i++) {
+	uint32_t padded = (b->count + KN_WEIGHT_CHUNK - 1) / KN_WEIGHT_CHUNK * KN_WEIGHT_CHUNK;
+	for (uint32_t i = 0; i < padded; i++) {
 		float *w = b->weights + (size_t)(i / 16) * b->group * 16 + i % 16;
-		for (uint32_t d = 0; i < b->count && d < b->head_dim; d++)
-			row[d] = element(b->rows[i], b->type, d);
+		kn_widen_plain(b->rows[i], b->type, row, b->head_dim);
 		for (uint32_t g = 0; g < b->group; g++) {
 			const float *q = b->q + (size_t)g * b->head_dim;
 			float sums[8] = {0};
-			for (uint32_t d = 0; i < b->count && d < b->head_dim; d += 8)
+			for (uint32_t d = 0; d < b->head_dim; d += 8)
 				for (uint32_t j = 0; j < 8; j++)
 					sums[j] += q[d + j] * row[d + j];
 			float sum = ((sums[0] + sums[4]) + (sums[1] + sums[5])) +
@@ -417,8 +404,7 @@ static void values_plain(const struct kn_rows_block *b)
 	memset(b->out, 0, (size_t)b->group * b->head_dim * sizeof *b->out);
 	for (uint32_t i = 0; i < b->count; i++) {
 		const float *w = b->weights + (size_t)(i / 16) * b->group * 16 + i % 16;
-		for (uint32_t d = 0; d < b->head_dim; d++)
-			row[d] = element(b->rows[i] + b->value_offset, b->type, d);
+		kn_widen_plain(b->rows[i] + b->value_offset, b->type, row, b->head_dim);
 		for (uint32_t g = 0; g < b->group; g++) {
 			float *out = b->out + (size_t)g * b->head_dim, weight = w[(size_t)g * 16];
 			for (uint32_t d = 0; d < b->head_dim; d++)

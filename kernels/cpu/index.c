@@ -13,8 +13,8 @@
 #include <math.h>
 #include <string.h>
 
+#include "kernels/cpu/attend_plain.h"
 #include "kernels/cpu/backend_cpu.h"
-#include "kernels/cpu/half.h"
 #include "kernels/cpu/index_common.h"
 #include "kernels/cpu/order_key.h"
 
@@ -62,18 +62,6 @@ static size_t place(
 	return at;
 }
 
-static void read_row(const uint8_t *row, enum kn_kv_type type, float *out, uint32_t count)
-{
-	if (type == KN_KV_F32) {
-		memcpy(out, row, (size_t)count * 4);
-		return;
-	}
-	uint16_t halves[KN_MAX_HEAD_DIM];
-	memcpy(halves, row, (size_t)count * 2);
-	for (uint32_t d = 0; d < count; d++)
-		out[d] = kn_half_to_float(halves[d]);
-}
-
 /* The norms of centroids that already have the mean taken off. */
 static void take_norms(const struct arrays *s, uint32_t clusters, uint32_t head_dim)
 {
@@ -100,7 +88,7 @@ static void start(const struct kn_index_job *job, const struct kn_index_rows *ro
 	for (uint32_t c = 0; c < job->clusters; c++) {
 		float *centroid = s->centroids + (size_t)c * head_dim;
 		size_t key = (size_t)((uint64_t)c * job->n / job->clusters);
-		read_row(job->rows + key * job->row_stride, rows->type, centroid, head_dim);
+		kn_widen_plain(job->rows + key * job->row_stride, rows->type, centroid, head_dim);
 		for (uint32_t d = 0; d < head_dim; d++)
 			centroid[d] -= s->mean[d];
 	}
@@ -302,7 +290,7 @@ static void assign_plain(const struct kn_index_rows *rows, const struct kn_index
 {
 	float x[KN_MAX_HEAD_DIM];
 	for (uint32_t i = 0; i < rows->n; i++) {
-		read_row(rows->rows + i * rows->stride, rows->type, x, rows->head_dim);
+		kn_widen_plain(rows->rows + i * rows->stride, rows->type, x, rows->head_dim);
 		float square = 0.0f, best = -INFINITY;
 		uint32_t label = 0;
 		for (uint32_t d = 0; d < rows->head_dim; d++) {
@@ -331,7 +319,7 @@ static void sum_plain(
 {
 	float x[KN_MAX_HEAD_DIM];
 	for (uint32_t i = 0; i < rows->n; i++) {
-		read_row(rows->rows + i * rows->stride + offset, rows->type, x, rows->head_dim);
+		kn_widen_plain(rows->rows + i * rows->stride + offset, rows->type, x, rows->head_dim);
 		float *sum = sums + (labels != NULL ? (size_t)labels[i] * rows->head_dim : 0);
 		for (uint32_t d = 0; d < rows->head_dim; d++)
 			sum[d] += x[d];
