@@ -64,7 +64,8 @@ enum kv_status gw_sequence_open(struct gw_pipeline *pipeline,
 	const struct gw_sequence_request *request, struct gw_sequence **sequence);
 
 /* Take over a sequence by id. `state` is borrowed from the sequence. KV of its list is attached and
- * its tokens are known; gw_sequence_replay runs the rest. */
+ * its tokens are known; gw_sequence_replay runs the rest. There is room for as many tokens as it was
+ * opened for, or max_tokens if that is more. */
 enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, uint32_t max_tokens,
 	struct gw_sequence **sequence, struct kvc_resume_state *state);
 
@@ -81,6 +82,9 @@ uint32_t gw_sequence_prefix_hit(const struct gw_sequence *sequence);
  * likelihood of the prompt's tokens 2…N (nothing may have been attached). */
 enum kv_status gw_run_prompt(struct gw_sequence *sequence, float *logits, double *mean_nll,
 	gw_progress *progress, void *progress_context);
+
+/* Make gw_run_prompt end with KV_CANCELLED at the next chunk: for its progress callback. */
+void gw_sequence_cancel(struct gw_sequence *sequence);
 
 /* Take `token` (sampled, or given by a teacher) as the sequence's next one, and tell the store of it and
  * of the sampler's state, at most 100 ms late. KV_LIMIT when max_tokens are there already. */

@@ -24,6 +24,7 @@ static enum kv_status run_layer(struct gw_prompt_run *run, uint32_t layer)
 		KV_TRY(gw_prompt_attend(run, at, count));
 		KV_TRY(gw_model_finish(run->model, layer, run->attention, count, x));
 		gw_prompt_progress(run, layer, at + count);
+		if (sequence->cancelled) return kv_fail(KV_CANCELLED, "the prompt was given up");
 	}
 	if (sequence->stored == NULL) return gw_prompt_keep(run, layer);
 	KV_TRY(gw_attach_layer(sequence, layer, run->buffer));

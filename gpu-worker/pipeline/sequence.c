@@ -4,6 +4,8 @@
 
 #include "gpu-worker/pipeline/step.h"
 
+enum { ROOM_BYTES = sizeof(uint32_t) };
+
 void gw_sequence_fail(struct gw_sequence *sequence, enum kv_status status)
 {
 	sequence->failed = status;
@@ -128,11 +130,39 @@ static uint32_t hit_tokens(const struct gw_sequence *sequence)
 	return hit;
 }
 
+/* The store keeps the room for decoded tokens before the caller's parameters: who resumes the sequence
+ * must take as much. */
+static enum kv_status pack_parameters(struct kv_allocator *allocator,
+	const struct gw_sequence_request *request, uint8_t **packed)
+{
+	uint8_t *made = kv_alloc(allocator, ROOM_BYTES + request->parameter_bytes);
+
+	if (made == NULL) return KV_NO_MEMORY;
+	memcpy(made, &request->max_tokens, ROOM_BYTES);
+	if (request->parameter_bytes > 0)
+		memcpy(made + ROOM_BYTES, request->parameters, request->parameter_bytes);
+	*packed = made;
+	return KV_OK;
+}
+
+static enum kv_status unpack_parameters(struct kvc_resume_state *state, uint32_t *max_tokens)
+{
+	if (state->parameter_bytes < ROOM_BYTES)
+		return kv_fail(KV_CORRUPT, "stored parameters have %zu bytes", state->parameter_bytes);
+	memcpy(max_tokens, state->parameters, ROOM_BYTES);
+	state->parameters = (const uint8_t *)state->parameters + ROOM_BYTES;
+	state->parameter_bytes -= ROOM_BYTES;
+	return KV_OK;
+}
+
 static enum kv_status open_stored(struct gw_sequence *sequence,
 	const struct gw_sequence_request *request)
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
+	const struct gw_pipeline_options *o = &pipeline->options;
 	struct kvc_open_request open = {0};
+	uint8_t *parameters = NULL;
+	enum kv_status status;
 	uint32_t hit;
 
 	open.sequence_id = request->id;
@@ -141,9 +171,12 @@ static enum kv_status open_stored(struct gw_sequence *sequence,
 	open.cuts = sequence->cuts;
 	open.cut_count = sequence->cut_count;
 	memcpy(open.policy_digest, pipeline->policy_digest, sizeof open.policy_digest);
-	open.parameters = request->parameters;
-	open.parameter_bytes = request->parameter_bytes;
-	KV_TRY(kvc_sequence_open(pipeline->options.store, &open, &sequence->stored));
+	KV_TRY(pack_parameters(o->allocator, request, &parameters));
+	open.parameters = parameters;
+	open.parameter_bytes = ROOM_BYTES + request->parameter_bytes;
+	status = kvc_sequence_open(o->store, &open, &sequence->stored);
+	kv_free(o->allocator, parameters);
+	KV_TRY(status);
 	KV_TRY(gw_attach_list(sequence));
 	hit = hit_tokens(sequence);
 	/* The last token is always run: its logits are not stored. */
@@ -200,6 +233,7 @@ enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, 
 {
 	struct kvc_sequence *stored = NULL;
 	struct gw_sequence *made = NULL;
+	uint32_t stored_room = 0;
 	enum kv_status status;
 
 	if (!pipeline->policy->offloads)
@@ -207,8 +241,10 @@ enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, 
 			"policy %s keeps its key/values in the worker: sequence %s cannot be resumed",
 			pipeline->policy->name, id);
 	KV_TRY(kvc_sequence_resume(pipeline->options.store, id, pipeline->policy_digest, &stored, state));
+	status = unpack_parameters(state, &stored_room);
+	if (max_tokens < stored_room) max_tokens = stored_room;
 	if (max_tokens < state->decoded_tokens) max_tokens = state->decoded_tokens;
-	status = create(pipeline, state->prompt_tokens, max_tokens, &made);
+	if (status == KV_OK) status = create(pipeline, state->prompt_tokens, max_tokens, &made);
 	if (made != NULL)
 		made->stored = stored;
 	else
@@ -253,6 +289,11 @@ enum kv_status gw_sequence_accept(struct gw_sequence *sequence, int32_t token,
 	if (sequence->stored == NULL) return KV_OK;
 	return kvc_push(sequence->stored, sequence->tokens + sequence->prompt_tokens,
 		sequence->token_count - sequence->prompt_tokens, sampler_state, sampler_bytes);
+}
+
+void gw_sequence_cancel(struct gw_sequence *sequence)
+{
+	sequence->cancelled = 1;
 }
 
 const char *gw_sequence_id(const struct gw_sequence *sequence)

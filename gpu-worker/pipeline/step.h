@@ -35,6 +35,7 @@ struct gw_sequence {
 	uint32_t cut_count;
 	enum kv_status failed;          /* KV_OK, or why no step can follow */
 	char failure[256];
+	int cancelled;                  /* the prompt's run ends at the next chunk */
 	struct gw_audit *audit;         /* NULL until the first audited row */
 	struct gw_report report;
 };

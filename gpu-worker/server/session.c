@@ -27,7 +27,8 @@ struct gw_session {
 	void *scratch;           /* of the sampler */
 	float *logits;           /* [vocabulary], backend memory */
 	enum gw_finish finish;
-	int digest, resumed;
+	int digest, resumed, keep;
+	uint32_t have_tokens;
 	crypto_generichash_state digest_state;
 	uint64_t picked;
 };
@@ -116,12 +117,16 @@ static enum kv_status open_new(struct gw_session *session, const struct gw_sessi
 static enum kv_status show(struct gw_session *session, int32_t token)
 {
 	struct gw_text_slice piece;
+	size_t taken;
 	int stopped = 0;
 
 	session->tokens[session->token_count++] = token;
 	KV_TRY(gw_tokenizer_piece(session->tokenizer, token, session->parameters.ignore_end != 0,
 		&piece));
 	KV_TRY(gw_stream_decoder_push(session->decoder, piece.bytes, piece.length, &stopped));
+	/* What the client was shown with these tokens, it has. */
+	if (session->token_count <= session->have_tokens)
+		gw_stream_decoder_take(session->decoder, 0, &taken);
 	if (stopped) session->finish = GW_FINISH_STOP;
 	if (session->finish == GW_RUNNING && session->token_count == session->parameters.max_tokens)
 		session->finish = GW_FINISH_LENGTH;
@@ -160,6 +165,7 @@ enum kv_status gw_session_open(struct gw_pipeline *pipeline, const struct gw_tok
 	made->allocator = gw_pipeline_options(pipeline)->allocator;
 	made->tokenizer = tokenizer;
 	made->digest = request->digest;
+	made->have_tokens = request->have_tokens;
 	crypto_generichash_init(&made->digest_state, NULL, 0, 32);
 	status = request->resume_id != NULL
 		? open_resumed(made, request->resume_id, request->max_tokens)
@@ -180,13 +186,18 @@ void gw_session_close(struct gw_session *session)
 	if (session == NULL) return;
 	o = gw_pipeline_options(session->pipeline);
 	/* What failed here may be finished by another worker. */
-	unfinished = session->finish == GW_FINISH_ERROR;
+	unfinished = session->finish == GW_FINISH_ERROR || session->keep;
 	gw_sequence_close(session->sequence, unfinished);
 	gw_stream_decoder_destroy(session->decoder);
 	if (session->logits != NULL) o->ops->buffer_destroy(o->backend, session->logits);
 	kv_free(session->allocator, session->tokens);
 	kv_free(session->allocator, session->scratch);
 	kv_free(session->allocator, session);
+}
+
+void gw_session_keep(struct gw_session *session)
+{
+	session->keep = 1;
 }
 
 const char *gw_session_id(const struct gw_session *session)

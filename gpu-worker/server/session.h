@@ -29,6 +29,7 @@ struct gw_session_request {
 	const char *const *stops;
 	unsigned stop_count;
 	int ignore_end;            /* go on after an end token */
+	uint32_t have_tokens;      /* the answer's first tokens, whose text gw_session_take leaves out */
 	int digest;                /* BLAKE2b-256 of all logits that tokens were picked from */
 };
 
@@ -36,6 +37,9 @@ struct gw_session_request {
 enum kv_status gw_session_open(struct gw_pipeline *pipeline, const struct gw_tokenizer *tokenizer,
 	const struct gw_session_request *request, struct gw_session **session);
 void gw_session_close(struct gw_session *session);
+
+/* Closing shall leave the sequence for others to resume, as closing a failed one does. */
+void gw_session_keep(struct gw_session *session);
 
 const char *gw_session_id(const struct gw_session *session);
 struct gw_sequence *gw_session_sequence(struct gw_session *session);
