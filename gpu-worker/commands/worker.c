@@ -102,7 +102,7 @@ static enum kv_status open_model(struct gw_worker *worker, const struct gw_gguf 
 	return status;
 }
 
-static enum kv_status open_store(struct gw_worker *worker)
+static enum kv_status open_store(struct gw_worker *worker, uint64_t wait_ms)
 {
 	const struct gw_settings *s = worker->settings;
 	struct kvc_options options = {0};
@@ -116,7 +116,7 @@ static enum kv_status open_store(struct gw_worker *worker)
 	gw_pipeline_layout(gw_model_shape(worker->model), &worker->policy, worker->kv_type,
 		&options.layout);
 	options.local_memory = s->local_memory;
-	options.connect_ms = (uint32_t)s->store_wait_ms;
+	options.connect_ms = (uint32_t)wait_ms;
 	options.call_ms = (uint32_t)s->call_ms;
 	options.fetch_ms = (uint32_t)s->fetch_ms;
 	return kvc_open(&options, &worker->store);
@@ -126,12 +126,8 @@ static enum kv_status open_pipeline(struct gw_worker *worker)
 {
 	const struct gw_settings *s = worker->settings;
 	struct gw_pipeline_options options = {0};
-	const struct gw_policy_ops *policy;
 
-	KV_TRY(gw_policy_find(worker->policy.name, &policy));
-	policy->adjust(&worker->policy);
 	KV_TRY(recency_of(s->cache_policy, &options.cache_recency));
-	if (policy->offloads) KV_TRY(open_store(worker));
 	options.allocator = worker->allocator;
 	options.ops = worker->ops;
 	options.backend = worker->backend;
@@ -158,8 +154,22 @@ static void name_worker(struct gw_worker *worker, const struct gw_settings *s)
 		snprintf(worker->name, sizeof worker->name, "worker-%ld", (long)getpid());
 }
 
-enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allocator *allocator,
-	const char *policy, struct gw_worker *worker)
+/* What can be wrong with the policy is found before anything large is read. */
+static enum kv_status check_policy(struct gw_worker *worker, const char *name)
+{
+	const struct gw_policy_ops *policy;
+	uint32_t recency;
+
+	set_policy(worker->settings, name, &worker->policy);
+	KV_TRY(gw_policy_find(worker->policy.name, &policy));
+	policy->adjust(&worker->policy);
+	worker->offloads = policy->offloads != 0;
+	KV_TRY(gw_policy_options_check(&worker->policy));
+	return recency_of(worker->settings->cache_policy, &recency);
+}
+
+enum kv_status gw_worker_prepare(const struct gw_settings *settings,
+	struct kv_allocator *allocator, const char *policy, struct gw_worker *worker)
 {
 	struct gw_gguf *file = NULL;
 	enum kv_status status;
@@ -168,8 +178,8 @@ enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allo
 	worker->settings = settings;
 	worker->allocator = allocator;
 	name_worker(worker, settings);
-	set_policy(settings, policy, &worker->policy);
 	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
+	KV_TRY_GOTO(status, check_policy(worker, policy), done);
 	KV_TRY_GOTO(status, gw_gguf_open(allocator, settings->model, &file), done);
 	KV_TRY_GOTO(status, gw_load_tokenizer(file, allocator, &worker->tokenizer), done);
 	KV_TRY_GOTO(status, gw_load_chat_format(file, &worker->chat_format), done);
@@ -178,9 +188,36 @@ enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allo
 	if (gw_tokenizer_vocabulary(worker->tokenizer) != gw_model_shape(worker->model)->vocabulary)
 		kv_debug("worker", "the tokenizer has %u tokens, the model %u",
 			gw_tokenizer_vocabulary(worker->tokenizer), gw_model_shape(worker->model)->vocabulary);
-	KV_TRY_GOTO(status, open_pipeline(worker), done);
 done:
 	gw_gguf_close(file);
+	if (status != KV_OK) gw_worker_close(worker);
+	return status;
+}
+
+void gw_worker_disconnect(struct gw_worker *worker)
+{
+	gw_pipeline_destroy(worker->pipeline);
+	worker->pipeline = NULL;
+	if (worker->store != NULL) kvc_close(worker->store);
+	worker->store = NULL;
+}
+
+enum kv_status gw_worker_connect(struct gw_worker *worker, uint64_t wait_ms)
+{
+	enum kv_status status = worker->offloads ? open_store(worker, wait_ms) : KV_OK;
+
+	if (status == KV_OK) status = open_pipeline(worker);
+	if (status != KV_OK) gw_worker_disconnect(worker);
+	return status;
+}
+
+enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allocator *allocator,
+	const char *policy, struct gw_worker *worker)
+{
+	enum kv_status status;
+
+	KV_TRY(gw_worker_prepare(settings, allocator, policy, worker));
+	status = gw_worker_connect(worker, settings->store_wait_ms);
 	if (status != KV_OK) gw_worker_close(worker);
 	return status;
 }
@@ -202,8 +239,7 @@ enum kv_status gw_worker_open_text(const struct gw_settings *settings,
 
 void gw_worker_close(struct gw_worker *worker)
 {
-	gw_pipeline_destroy(worker->pipeline);
-	if (worker->store != NULL) kvc_close(worker->store);
+	gw_worker_disconnect(worker);
 	gw_model_close(worker->model);
 	gw_tokenizer_destroy(worker->tokenizer);
 	if (worker->stream != NULL) worker->ops->stream_destroy(worker->backend, worker->stream);

@@ -24,6 +24,7 @@ struct gw_worker {
 	struct gw_pipeline *pipeline;
 	struct gw_policy_options policy;
 	enum kn_kv_type kv_type;
+	bool offloads;                     /* the policy needs a store */
 	uint8_t model_id[32];
 	char model_name[128], name[64];
 };
@@ -31,6 +32,12 @@ struct gw_worker {
 /* Everything. `policy` overrides --policy when not NULL (measuring commands). */
 enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allocator *allocator,
 	const char *policy, struct gw_worker *worker);
+/* The same in two steps. prepare: everything but store and pipeline. connect: these, in the thread that
+ * will use them; may be tried again after a failure. disconnect: undo connect, in the same thread. */
+enum kv_status gw_worker_prepare(const struct gw_settings *settings,
+	struct kv_allocator *allocator, const char *policy, struct gw_worker *worker);
+enum kv_status gw_worker_connect(struct gw_worker *worker, uint64_t wait_ms);
+void gw_worker_disconnect(struct gw_worker *worker);
 /* Only the tokenizer. */
 enum kv_status gw_worker_open_text(const struct gw_settings *settings,
 	struct kv_allocator *allocator, struct gw_worker *worker);
