@@ -1,0 +1,65 @@
+/* A real kvstored in a directory of its own, for tests. */
+#ifndef TESTS_LIB_STORE_FIXTURE_H
+#define TESTS_LIB_STORE_FIXTURE_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <sys/types.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { STORE_FIXTURE_ARGUMENTS = 24 };
+
+struct store_fixture {
+	char directory[96];
+	char socket[128], stats[128], log[128];
+	char address[136];   /* unix:SOCKET */
+	pid_t pid;           /* 0: not running */
+	unsigned shm_before; /* objects in /dev/shm when it was set up */
+};
+
+/* Make the directory. False after printing why. */
+bool store_fixture_init(struct store_fixture *fixture);
+
+/* Start kvstored with --socket, --stats-socket, a small --memory, and then the NULL-terminated
+ * `arguments` (may be NULL), and wait until it answers health. False after printing its log. */
+bool store_fixture_start(struct store_fixture *fixture, const char *const *arguments);
+
+/* Start kvstored with exactly these arguments and wait for its end. Its exit code, -1 for a signal
+ * or when it still ran after five seconds (it is killed then). What it wrote goes to `output`. */
+int store_fixture_run(
+    const struct store_fixture *fixture, const char *const *arguments, char *output, size_t size);
+
+void store_fixture_signal(const struct store_fixture *fixture, int number);
+
+/* Kill it at once. */
+void store_fixture_kill(struct store_fixture *fixture);
+
+/* SIGTERM; true when it ended with 0 and left no socket. */
+bool store_fixture_stop(struct store_fixture *fixture);
+
+/* Stop what runs, print the log when `failed`, remove the directory. True when nothing is left of
+ * the store in /dev/shm. */
+bool store_fixture_deinit(struct store_fixture *fixture, bool failed);
+
+/* Send one line to the stats socket and read its answer (to END, EOF or the line's end). */
+bool store_fixture_ask(
+    const struct store_fixture *fixture, const char *command, char *answer, size_t size);
+
+/* One number of `stats`; -1 when it is not there. */
+double store_fixture_stat(const struct store_fixture *fixture, const char *name);
+
+/* Wait until that number is `value`, for at most `wait_ms`. False after printing what it is. */
+bool store_fixture_wait_stat(
+    const struct store_fixture *fixture, const char *name, double value, unsigned wait_ms);
+
+void store_fixture_sleep(unsigned milliseconds);
+uint64_t store_fixture_now(void);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
