@@ -36,7 +36,7 @@ static inline uint8_t *kvt_make_rows(
     struct kv_random *random, uint32_t count, uint32_t head_dim, enum kn_kv_type type)
 {
 	size_t bytes = kn_kv_row_bytes(type, head_dim);
-	uint8_t *rows = kvt_alloc(count, bytes);
+	uint8_t *rows = (uint8_t *)kvt_alloc(count, bytes);
 
 	for (uint32_t i = 0; i < count; i++)
 		for (uint32_t d = 0; d < 2 * head_dim; d++)
