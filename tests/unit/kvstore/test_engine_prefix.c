@@ -192,6 +192,30 @@ static void test_tenants_and_models_are_apart(void **state)
 	assert_int_equal(store_fill(&store, tenant, opened.sequence, ends, 3), 0);
 	opened = store_open(&store, model, "s", tokens, 40, ends, 3);
 	assert_int_equal(opened.shared + opened.pieces, 0);
+	assert_int_equal(store_fill(&store, model, opened.sequence, ends, 3), 0);
+	store_stop(&store);
+}
+
+static void test_many_cuts(void **state)
+{
+	struct store store;
+	struct kvs_open_result opened;
+	uint32_t peer, many[60];
+
+	(void)state;
+	store_start(&store, NULL);
+	numbers(tokens, 64, 1000);
+	numbers(many, 60, 1);
+	peer = store_peer(&store, "w");
+	opened = store_open(&store, peer, "a", tokens, 60, many, 60);
+	store_fill(&store, peer, opened.sequence, many, 60);
+	opened = store_open(&store, peer, "b", tokens, 60, many, 60);
+	assert_int_equal(opened.shared, 60);
+	/* All of them are copied by a prompt that is cut otherwise. */
+	many[0] = 62;
+	opened = store_open(&store, peer, "c", tokens, 62, many, 1);
+	assert_int_equal(opened.pieces, 60);
+	assert_int_equal(store_statistics(&store).references, 180);
 	store_stop(&store);
 }
 

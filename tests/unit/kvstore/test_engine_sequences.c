@@ -229,6 +229,25 @@ static void test_resume_stops_at_unpushed_tokens(void **state)
 	store_stop(&store);
 }
 
+static void test_resume_without_any_push(void **state)
+{
+	struct kvs_resume_result resumed;
+	struct kvs_open_result opened;
+	struct store store;
+	uint32_t peer = start(&store, NULL);
+	uint64_t fold;
+
+	(void)state;
+	opened = store_open(&store, peer, "s", tokens, 40, ends, 3);
+	store_fill(&store, peer, opened.sequence, ends, 3);
+	fold = store_reserve(&store, peer, opened.sequence, 40, 200, KVW_PLAIN, KVW_APPROXIMATE);
+	assert_ok(store_commit(&store, peer, opened.sequence, &fold, 1, tokens + 40, 200, NULL, 0));
+	assert_ok(kvs_sequence_close(store.engine, peer, opened.sequence, 1));
+	assert_ok(resume(&store, peer, "s", &resumed));
+	assert_int_equal(resumed.segments, 3);
+	store_stop(&store);
+}
+
 static void test_reopening_drops_the_orphan(void **state)
 {
 	struct kvs_open_result opened;
@@ -305,6 +324,7 @@ static void test_push(void **state)
 	assert_ok(push(&store, peer, s, 0, tokens, 2, "old")); /* late: changes nothing */
 	assert_fails(push(&store, peer, s, 5, tokens, 2, ""), KV_INVALID, "decoded token 5 is pushed");
 	assert_ok(push(&store, peer, s, 6, tokens + 6, 200, "three"));
+	assert_ok(push(&store, peer, s, 206, NULL, 0, "after")); /* only the sampler went on */
 	memset(huge, 'x', sizeof huge - 1);
 	assert_fails(push(&store, peer, s, 206, tokens, 1, huge), KV_LIMIT, "4097");
 	assert_fails(
@@ -318,7 +338,7 @@ static void test_push(void **state)
 	assert_int_equal(resumed.decoded_tokens, 206);
 	assert_memory_equal(resumed.decoded, tokens, 206 * sizeof *tokens);
 	assert_int_equal(resumed.sampler_bytes, 5);
-	assert_memory_equal(resumed.sampler_state, "three", 5);
+	assert_memory_equal(resumed.sampler_state, "after", 5);
 	store_stop(&store);
 }
 
