@@ -44,7 +44,7 @@ enum kn_precision { KN_PRECISION_DEFAULT, KN_PRECISION_FP32 };
 struct kn_weight;
 
 /* y[m][rows] = x[m][columns] · Wᵀ (+ bias). `fp32` weights use float activations throughout; default
- * ones may round activations to 8 bits by 32-column blocks. */
+ * ones may round activations to 8 bits by blocks of at most 32 columns. */
 struct kn_matmul_arguments {
 	const struct kn_weight *weight;
 	const float *x;       /* [count][columns], row stride x_stride floats */

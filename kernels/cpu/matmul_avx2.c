@@ -120,23 +120,21 @@ ALWAYS_INLINE __m256 add_block(enum kn_tile_format format, const __m256i *c, __m
 {
 	__m256i low = dot_half(format, c, x->q[n]), high = dot_half(format, c + 4, x->q[n] + 16);
 
-	if (format == KN_TILE_P6S) {
-		__m256i all = _mm256_set1_epi32(x->negative[n]);
-		__m256i part = _mm256_set1_epi32(x->negative_high[n]);
-
-		low = _mm256_add_epi32(low, _mm256_slli_epi32(_mm256_sub_epi32(all, part), 5));
-		high = _mm256_add_epi32(high, _mm256_slli_epi32(part, 5));
-		__m256 both = _mm256_mul_ps(_mm256_cvtepi32_ps(low), scale);
-
-		both = _mm256_fmadd_ps(_mm256_cvtepi32_ps(high), second, both);
-		return _mm256_fmadd_ps(both, _mm256_set1_ps(x->scale[n]), sum);
-	}
-	low = _mm256_add_epi32(low, high);
-	if (format == KN_TILE_P4S || format == KN_TILE_P5S)
+	if (kn_tile_offset(format) != 0 && format != KN_TILE_P8S) {
 		low = _mm256_add_epi32(
-		    low, _mm256_slli_epi32(_mm256_set1_epi32(x->negative[n]), offset_shift(format)));
-	sum = _mm256_fmadd_ps(
-	    _mm256_cvtepi32_ps(low), _mm256_mul_ps(scale, _mm256_set1_ps(x->scale[n])), sum);
+		    low, _mm256_slli_epi32(_mm256_set1_epi32(x->negative[0][n]), offset_shift(format)));
+		high = _mm256_add_epi32(
+		    high, _mm256_slli_epi32(_mm256_set1_epi32(x->negative[1][n]), offset_shift(format)));
+	}
+	__m256 a = _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_set1_ps(x->scale[0][n]));
+
+	if (format == KN_TILE_P6S) {
+		__m256 b = _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_set1_ps(x->scale[1][n]));
+
+		return _mm256_fmadd_ps(b, second, _mm256_fmadd_ps(a, scale, sum));
+	}
+	a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(high), _mm256_set1_ps(x->scale[1][n]), a);
+	sum = _mm256_fmadd_ps(a, scale, sum);
 	if (!kn_tile_is_paired(format)) sum = _mm256_fmadd_ps(second, _mm256_set1_ps(x->sum[n]), sum);
 	return sum;
 }
@@ -239,34 +237,33 @@ ALWAYS_INLINE float largest_lane(__m256 v)
 	return _mm_cvtss_f32(s);
 }
 
-/* Quantise 32 floats, as quantise_block of matmul_plain.c. */
-ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
+/* Quantise 16 floats, as quantise_half of matmul_plain.c; returns the sum of scale * code. */
+ALWAYS_INLINE float quantise_half(
+    const float *x, struct kn_panel_block *block, uint32_t row, int half)
 {
 	const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
-	__m256 v[4], most = _mm256_setzero_ps();
-	__m256i q[4];
-
-	for (int i = 0; i < 4; i++) {
-		v[i] = _mm256_loadu_ps(x + 8 * i);
-		most = _mm256_max_ps(_mm256_and_ps(v[i], magnitude), most);
-	}
-	float largest = largest_lane(most);
+	__m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + 8);
+	float largest =
+	    largest_lane(_mm256_max_ps(_mm256_and_ps(a, magnitude), _mm256_and_ps(b, magnitude)));
 	float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
+	__m256i p = _mm256_cvtps_epi32(_mm256_mul_ps(a, _mm256_set1_ps(inverse)));
+	__m256i q = _mm256_cvtps_epi32(_mm256_mul_ps(b, _mm256_set1_ps(inverse)));
+	int32_t sum = sum_lanes(_mm256_add_epi32(p, q));
+	/* The pack works in 128-bit lanes: put the groups of four back in order. */
+	__m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(p, q), 0xd8);
 
-	for (int i = 0; i < 4; i++)
-		q[i] = _mm256_cvtps_epi32(_mm256_mul_ps(v[i], _mm256_set1_ps(inverse)));
-	int32_t high = sum_lanes(_mm256_add_epi32(q[2], q[3]));
-	int32_t all = sum_lanes(_mm256_add_epi32(q[0], q[1])) + high;
-	__m256i bytes =
-	    _mm256_packs_epi16(_mm256_packs_epi32(q[0], q[1]), _mm256_packs_epi32(q[2], q[3]));
+	_mm_store_si128((__m128i *)(void *)(block->q[row] + 16 * half),
+	    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
+	block->scale[half][row] = scale;
+	block->negative[half][row] = -sum;
+	return scale * (float)sum;
+}
 
-	/* The packs work in 128-bit lanes: put the groups of four back in order. */
-	bytes = _mm256_permutevar8x32_epi32(bytes, _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-	_mm256_store_si256((__m256i *)(void *)block->q[row], bytes);
-	block->scale[row] = scale;
-	block->sum[row] = scale * (float)all;
-	block->negative[row] = -all;
-	block->negative_high[row] = -high;
+ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
+{
+	float low = quantise_half(x, block, row, 0), high = quantise_half(x + 16, block, row, 1);
+
+	block->sum[row] = low + high;
 }
 
 static void panel_avx2(

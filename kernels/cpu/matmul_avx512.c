@@ -100,24 +100,22 @@ ALWAYS_INLINE __m512 add_block(enum kn_tile_format format, const __m512i *c, __m
 {
 	__m512i low = _mm512_setzero_si512(), high = low;
 
-	if (format == KN_TILE_P6S) {
-		__m512i all = _mm512_set1_epi32(x->negative[n]);
-
-		high = _mm512_set1_epi32(x->negative_high[n]);
-		low = _mm512_slli_epi32(_mm512_sub_epi32(all, high), 5);
-		high = _mm512_slli_epi32(high, 5);
-		dots(c, x->q[n], &low, &high);
-		__m512 both = _mm512_mul_ps(_mm512_cvtepi32_ps(low), scale);
-
-		both = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), second, both);
-		return _mm512_fmadd_ps(both, _mm512_set1_ps(x->scale[n]), sum);
+	if (kn_tile_offset(format) != 0) {
+		low =
+		    _mm512_slli_epi32(_mm512_set1_epi32(x->negative[0][n]), (unsigned)offset_shift(format));
+		high =
+		    _mm512_slli_epi32(_mm512_set1_epi32(x->negative[1][n]), (unsigned)offset_shift(format));
 	}
-	if (kn_tile_is_paired(format))
-		low = _mm512_slli_epi32(_mm512_set1_epi32(x->negative[n]), (unsigned)offset_shift(format));
 	dots(c, x->q[n], &low, &high);
-	__m512 dot = _mm512_cvtepi32_ps(_mm512_add_epi32(low, high));
+	__m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(x->scale[0][n]));
 
-	sum = _mm512_fmadd_ps(dot, _mm512_mul_ps(scale, _mm512_set1_ps(x->scale[n])), sum);
+	if (format == KN_TILE_P6S) {
+		__m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(x->scale[1][n]));
+
+		return _mm512_fmadd_ps(b, second, _mm512_fmadd_ps(a, scale, sum));
+	}
+	a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(x->scale[1][n]), a);
+	sum = _mm512_fmadd_ps(a, scale, sum);
 	if (!kn_tile_is_paired(format)) sum = _mm512_fmadd_ps(second, _mm512_set1_ps(x->sum[n]), sum);
 	return sum;
 }
@@ -181,22 +179,27 @@ ALWAYS_INLINE void run_tile_f32(
 		_mm512_storeu_ps(out + KN_TILE_ROWS * n, sum[n]);
 }
 
-/* Quantise 32 floats, as quantise_block of matmul_plain.c. */
+/* Quantise 16 floats, as quantise_half of matmul_plain.c; returns the sum of scale * code. */
+ALWAYS_INLINE float quantise_half(
+    const float *x, struct kn_panel_block *block, uint32_t row, int half)
+{
+	__m512 v = _mm512_loadu_ps(x);
+	float largest = _mm512_reduce_max_ps(_mm512_abs_ps(v));
+	float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
+	__m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inverse)));
+	int32_t sum = _mm512_reduce_add_epi32(q);
+
+	_mm_store_si128((__m128i *)(void *)(block->q[row] + 16 * half), _mm512_cvtepi32_epi8(q));
+	block->scale[half][row] = scale;
+	block->negative[half][row] = -sum;
+	return scale * (float)sum;
+}
+
 ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
 {
-	__m512 a = _mm512_loadu_ps(x), b = _mm512_loadu_ps(x + 16);
-	float largest = _mm512_reduce_max_ps(_mm512_max_ps(_mm512_abs_ps(a), _mm512_abs_ps(b)));
-	float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
-	__m512i p = _mm512_cvtps_epi32(_mm512_mul_ps(a, _mm512_set1_ps(inverse)));
-	__m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(b, _mm512_set1_ps(inverse)));
-	int32_t high = _mm512_reduce_add_epi32(q), all = _mm512_reduce_add_epi32(p) + high;
+	float low = quantise_half(x, block, row, 0), high = quantise_half(x + 16, block, row, 1);
 
-	_mm_store_si128((__m128i *)(void *)block->q[row], _mm512_cvtepi32_epi8(p));
-	_mm_store_si128((__m128i *)(void *)(block->q[row] + 16), _mm512_cvtepi32_epi8(q));
-	block->scale[row] = scale;
-	block->sum[row] = scale * (float)all;
-	block->negative[row] = -all;
-	block->negative_high[row] = -high;
+	block->sum[row] = low + high;
 }
 
 static void panel_avx512(

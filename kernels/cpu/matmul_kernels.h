@@ -1,12 +1,13 @@
 /* The inner loops of matmul, and the bits that they agree on.
  *
- * Activations are quantised by blocks of 32 columns to int8 (scale = largest / 127, round to
- * nearest even) and kept in panels of 8 rows. One output element is, for blocks b in ascending
- * order,
+ * Activations are quantised to int8 by half blocks of 16 columns (scale = largest / 127, round to
+ * nearest even) and kept in panels of 8 rows. Half blocks, because activations have peaks, and a
+ * peak costs its neighbours their precision. One output element is, for blocks b in ascending
+ * order, with dot = Σ (code - offset) * q of a half block,
  *
- *   scales:            sum = fma(float(dot), scale_w * scale_x, sum)       dot = Σ (code - offset)
- * * q with a minimum:    then sum = fma(minimum, scale_x * Σ q, sum) P6S:               sum =
- * fma(fma(float(dot1), scale1, float(dot0) * scale0), scale_x, sum)
+ *   one weight scale:  sum = fma(fma(float(dot1), scale_x1, float(dot0) * scale_x0), scale_w, sum)
+ *   with a minimum:    then sum = fma(minimum, scale_x0 * Σ q0 + scale_x1 * Σ q1, sum)
+ *   P6S:               sum = fma(float(dot0) * scale_x0, scale_w0, sum), then the same for half 1
  *
  * with exact integer dots, so all levels, row counts and thread counts give the same bits. At fp32
  * precision an element is a chain of fused multiply-adds over ascending columns (at the plain level
@@ -22,13 +23,13 @@
 
 enum { KN_PANEL_ROWS = 8 };
 
-/* One block of 32 columns of 8 activation rows: 384 bytes. Rows beyond the batch are zero. */
+/* One block of 32 columns of 8 activation rows. Rows beyond the batch are zero. Index 0 of a pair
+ * is columns 0 to 15, index 1 columns 16 to 31. */
 struct kn_panel_block {
 	int8_t q[KN_PANEL_ROWS][KN_BLOCK_COLUMNS];
-	float scale[KN_PANEL_ROWS];
-	float sum[KN_PANEL_ROWS];             /* scale * sum of the codes */
-	int32_t negative[KN_PANEL_ROWS];      /* -sum of the codes */
-	int32_t negative_high[KN_PANEL_ROWS]; /* -sum of the codes of columns 16 to 31 */
+	float scale[2][KN_PANEL_ROWS];
+	int32_t negative[2][KN_PANEL_ROWS]; /* -sum of the codes */
+	float sum[KN_PANEL_ROWS];           /* sum of scale * code over the block */
 };
 
 /* out[n][16] for rows n of the panel: one tile of `blocks` blocks. */

@@ -16,47 +16,46 @@ static int32_t round_to_int(float x)
 	return bits - 0x4b400000;
 }
 
-static void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
+static void quantise_half(const float *x, struct kn_panel_block *block, uint32_t row, uint32_t half)
 {
 	float largest = 0.0f;
-	int32_t sums[2] = {0, 0};
+	int32_t sum = 0;
 
-	for (uint32_t k = 0; k < KN_BLOCK_COLUMNS; k++) {
+	for (uint32_t k = 0; k < 16; k++) {
 		float magnitude = fabsf(x[k]);
 
 		largest = magnitude > largest ? magnitude : largest;
 	}
 	/* Blocks too small for 127 / largest to be finite count as zero. */
 	float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
-	float scale = largest / 127.0f;
 
-	for (uint32_t k = 0; k < KN_BLOCK_COLUMNS; k++) {
-		int32_t q = round_to_int(x[k] * inverse);
+	for (uint32_t k = 0; k < 16; k++) {
+		int8_t q = (int8_t)round_to_int(x[k] * inverse);
 
-		block->q[row][k] = (int8_t)q;
-		sums[k / 16] += (int8_t)q;
+		block->q[row][16 * half + k] = q;
+		sum += q;
 	}
-	block->scale[row] = scale;
-	block->sum[row] = scale * (float)(sums[0] + sums[1]);
-	block->negative[row] = -(sums[0] + sums[1]);
-	block->negative_high[row] = -sums[1];
+	block->scale[half][row] = largest / 127.0f;
+	block->negative[half][row] = -sum;
 }
 
-static void zero_row(struct kn_panel_block *block, uint32_t row)
+static void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
 {
-	memset(block->q[row], 0, sizeof block->q[row]);
-	block->scale[row] = block->sum[row] = 0.0f;
-	block->negative[row] = block->negative_high[row] = 0;
+	quantise_half(x, block, row, 0);
+	quantise_half(x + 16, block, row, 1);
+	float low = block->scale[0][row] * (float)-block->negative[0][row];
+	float high = block->scale[1][row] * (float)-block->negative[1][row];
+
+	block->sum[row] = low + high;
 }
 
 static void panel_plain(
     const float *x, size_t x_stride, uint32_t rows, uint32_t columns, struct kn_panel_block *panel)
 {
 	for (uint32_t b = 0; b < columns / KN_BLOCK_COLUMNS; b++) {
+		if (rows < KN_PANEL_ROWS) memset(&panel[b], 0, sizeof panel[b]);
 		for (uint32_t n = 0; n < rows; n++)
 			quantise_block(x + x_stride * n + KN_BLOCK_COLUMNS * (size_t)b, &panel[b], n);
-		for (uint32_t n = rows; n < KN_PANEL_ROWS; n++)
-			zero_row(&panel[b], n);
 	}
 }
 
@@ -102,12 +101,13 @@ static void tile_plain(enum kn_tile_format format, uint32_t rows, const uint8_t 
 				float low = (float)dot16(w + 32 * r, x->q[n]);
 				float high = (float)dot16(w + 32 * r + 16, x->q[n] + 16);
 
+				low *= x->scale[0][n];
 				if (format == KN_TILE_P6S) {
-					*sum = fmaf(fmaf(high, second, low * scale), x->scale[n], *sum);
+					*sum = fmaf(low, scale, *sum);
+					*sum = fmaf(high * x->scale[1][n], second, *sum);
 					continue;
 				}
-				/* Both halves are integers below 2^24, and so is their sum. */
-				*sum = fmaf(low + high, scale * x->scale[n], *sum);
+				*sum = fmaf(fmaf(high, x->scale[1][n], low), scale, *sum);
 				if (minimums) *sum = fmaf(second, x->sum[n], *sum);
 			}
 		}

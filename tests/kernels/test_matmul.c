@@ -94,7 +94,7 @@ static void multiply(const struct kvt_backend *b, const struct fixture *f,
 }
 
 /* The exact product of the weights as packed (read back through embed) and the activations, rounded
- * to 8 bits by blocks of 32 at default precision. */
+ * to 8 bits by half blocks of 16 at default precision. */
 static void exact_product(const struct kvt_backend *b, const struct fixture *f,
     const struct kn_weight *weight, double *want)
 {
@@ -103,15 +103,15 @@ static void exact_product(const struct kvt_backend *b, const struct fixture *f,
 	double *x = kvt_alloc((size_t)COUNT * padded, sizeof(double));
 
 	for (uint32_t n = 0; n < COUNT; n++)
-		for (uint32_t k = 0; k < f->columns; k += 32) {
+		for (uint32_t k = 0; k < f->columns; k += 16) {
 			const float *from = f->x + (size_t)n * padded + k;
 			float largest = 0.0f;
 
-			for (uint32_t i = 0; i < 32; i++)
+			for (uint32_t i = 0; i < 16; i++)
 				largest = fmaxf(largest, fabsf(from[i]));
 			float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f;
 
-			for (uint32_t i = 0; i < 32; i++)
+			for (uint32_t i = 0; i < 16; i++)
 				x[(size_t)n * padded + k + i] =
 				    f->precision == KN_PRECISION_FP32
 				        ? (double)from[i]
