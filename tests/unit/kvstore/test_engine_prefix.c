@@ -248,6 +248,7 @@ int main(void)
 	    cmocka_unit_test(test_other_cuts),
 	    cmocka_unit_test(test_a_short_match_that_goes_on_wins),
 	    cmocka_unit_test(test_tenants_and_models_are_apart),
+	    cmocka_unit_test(test_many_cuts),
 	    cmocka_unit_test(test_approximate_is_never_found),
 	};
 

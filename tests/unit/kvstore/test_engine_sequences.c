@@ -380,6 +380,7 @@ int main(void)
 	    cmocka_unit_test(test_expiry),
 	    cmocka_unit_test(test_resume_after_eviction),
 	    cmocka_unit_test(test_resume_stops_at_unpushed_tokens),
+	    cmocka_unit_test(test_resume_without_any_push),
 	    cmocka_unit_test(test_reopening_drops_the_orphan),
 	    cmocka_unit_test(test_oldest_orphan_makes_room),
 	    cmocka_unit_test(test_push),

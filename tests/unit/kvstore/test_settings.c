@@ -1,0 +1,89 @@
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <setjmp.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kvstore/server/settings.h"
+
+static enum kv_status load(const char *const *arguments, int count, struct kvs_settings *settings)
+{
+	char *copy[8];
+	struct kv_config *config = NULL;
+	enum kv_status status;
+
+	copy[0] = (char *)(uintptr_t) "--config=";
+	for (int i = 0; i < count; i++)
+		copy[i + 1] = (char *)(uintptr_t)arguments[i];
+	status = kv_config_load(&kvs_program, NULL, count + 1, copy, kv_heap(), settings, &config);
+	/* Strings of the settings go with it; these tests look at the numbers. */
+	kv_config_destroy(config);
+	return status;
+}
+
+static void test_defaults(void **state)
+{
+	struct kvs_settings settings;
+
+	(void)state;
+	assert_int_equal(load(NULL, 0, &settings), KV_OK);
+	assert_int_equal(settings.transport, KVS_TRANSPORT_AUTO);
+	assert_int_equal(settings.verify, KVS_VERIFY_COMMIT);
+	assert_int_equal(settings.lease_ms, 3000);
+	assert_int_equal(settings.heartbeat_ms, 500);
+	assert_int_equal(settings.orphan_ms, 600000);
+	assert_int_equal(settings.memory, 0);
+	assert_int_equal(kvs_settings_complete(&settings), KV_OK);
+	assert_true(settings.memory >= UINT64_C(1) << 20);
+	assert_true(settings.memory <= UINT64_C(4) << 30);
+}
+
+static void test_refusals(void **state)
+{
+	static const char *const wrong[][2] = {{"--memory=lots", "memory"}, {"--memory=4KiB", "1MiB"},
+	    {"--lease=900ms", "heartbeat"}, {"--transport=tcp", "transport"},
+	    {"--max-workers=501", "max-workers"}, {"--socket=", "socket"}, {"--leese=3s", "lease"}};
+	struct kvs_settings settings;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof wrong / sizeof wrong[0]; i++) {
+		assert_int_equal(load(&wrong[i][0], 1, &settings), KV_INVALID);
+		assert_non_null(strstr(kv_error_message(), wrong[i][1]));
+	}
+}
+
+static void test_same_socket(void **state)
+{
+	static const char *const arguments[] = {"--socket=/tmp/a", "--stats-socket=/tmp/a"};
+	struct kvs_settings settings;
+
+	(void)state;
+	assert_int_equal(load(arguments, 2, &settings), KV_INVALID);
+}
+
+/* More than the machine has is refused with both numbers, before anything is allocated. */
+static void test_too_much_memory(void **state)
+{
+	static const char *const arguments[] = {"--memory=5000TiB"};
+	struct kvs_settings settings;
+
+	(void)state;
+	assert_int_equal(load(arguments, 1, &settings), KV_OK);
+	assert_int_equal(kvs_settings_complete(&settings), KV_LIMIT);
+	assert_non_null(strstr(kv_error_message(), "5000TiB"));
+	assert_non_null(strstr(kv_error_message(), "--memory"));
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(test_defaults),
+	    cmocka_unit_test(test_refusals),
+	    cmocka_unit_test(test_same_socket),
+	    cmocka_unit_test(test_too_much_memory),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
