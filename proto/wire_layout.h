@@ -10,8 +10,8 @@
  *     rows         [tokens][K head_dim][V head_dim] in the KV type
  *
  * Rows: first the `plain` ones in token order (sinks, and everything in an unclustered unit), then
- * cluster after cluster, each sorted by nearness to its centroid. Each part starts at a multiple of 64
- * bytes; so do head blocks and units. All numbers little endian.
+ * cluster after cluster, each sorted by nearness to its centroid. Each part starts at a multiple of
+ * 64 bytes; so do head blocks and units. All numbers little endian.
  */
 #ifndef KV_PROTO_WIRE_LAYOUT_H
 #define KV_PROTO_WIRE_LAYOUT_H
@@ -50,8 +50,8 @@ struct kvw_model_layout {
 };
 
 enum kvw_segment_kind {
-	KVW_CLUSTERED = 0,       /* sparse layers hold clusters */
-	KVW_PLAIN = 1            /* all layers in token order: a prompt's tail, a sequence's window */
+	KVW_CLUSTERED = 0, /* sparse layers hold clusters */
+	KVW_PLAIN = 1      /* all layers in token order: a prompt's tail, a sequence's window */
 };
 
 /* KV computed by dense attention over exact parents, or by approximate attention. */
@@ -64,28 +64,29 @@ struct kvw_unit_shape {
 
 struct kvw_unit_layout {
 	uint64_t centroids, value_means, sizes, positions, rows; /* offsets inside a head block */
-	uint64_t head_bytes;     /* stride between head blocks */
-	uint64_t bytes;          /* of the whole unit */
+	uint64_t head_bytes;                                     /* stride between head blocks */
+	uint64_t bytes;                                          /* of the whole unit */
 };
 
 /* KV_INVALID with a sentence when a number is zero where it must not be or above its limit. */
 enum kv_status kvw_model_layout_check(const struct kvw_model_layout *model);
 
-/* The shape of layer `layer` of a segment that starts at position `start`. Clusters of a clustered unit
- * with n clustered tokens: (n + cluster_tokens - 1) / cluster_tokens. */
+/* The shape of layer `layer` of a segment that starts at position `start`. Clusters of a clustered
+ * unit with n clustered tokens: (n + cluster_tokens - 1) / cluster_tokens. */
 enum kv_status kvw_unit_shape(const struct kvw_model_layout *model, enum kvw_segment_kind kind,
-	uint32_t start, uint32_t tokens, uint32_t layer, struct kvw_unit_shape *shape);
+    uint32_t start, uint32_t tokens, uint32_t layer, struct kvw_unit_shape *shape);
 
 /* Offsets of a unit; KV_LIMIT on overflow. */
 enum kv_status kvw_unit_layout(const struct kvw_unit_shape *shape, struct kvw_unit_layout *layout);
 
 /* Bytes of all units of a segment. */
 enum kv_status kvw_segment_bytes(const struct kvw_model_layout *model, enum kvw_segment_kind kind,
-	uint32_t start, uint32_t tokens, uint64_t *bytes);
+    uint32_t start, uint32_t tokens, uint64_t *bytes);
 
-/* The page that the store shares read-only with every worker on its host. `lease[slot]` is the epoch of
- * the lease that a peer holds, 0 once it has lapsed. The store clears a word (release) before it lets
- * anything that the lease protected be reused; a worker loads it (acquire) after its copies. */
+/* The page that the store shares read-only with every worker on its host. `lease[slot]` is the
+ * epoch of the lease that a peer holds, 0 once it has lapsed. The store clears a word (release)
+ * before it lets anything that the lease protected be reused; a worker loads it (acquire) after its
+ * copies. */
 enum { KVW_CONTROL_SLOTS = 500, KVW_CONTROL_MAGIC = 0x4b56434c };
 struct kvw_control_page {
 	uint32_t magic, version;
