@@ -62,10 +62,11 @@ struct kvc_welcome {
 /* KV_DISCONNECTED when no session stands. */
 enum kv_status kvc_channel_welcome(struct kvc_channel *channel, struct kvc_welcome *welcome);
 
-/* A region that the store told of; `descriptor` is then the caller's (-1: none). */
+/* News of a region that the store told of; `descriptor` is then the caller's (-1: none). */
 struct kvc_announced {
 	uint64_t session, bytes;
 	uint32_t index;
+	bool gone; /* it is no more: let go of it; what follows is not set */
 	int descriptor;
 	struct kv_transport_blob blob;
 };

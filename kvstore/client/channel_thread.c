@@ -172,6 +172,23 @@ static enum kv_status announce(struct kvc_channel *channel, const Kv__Region *re
 	return KV_OK;
 }
 
+static enum kv_status announce_gone(struct kvc_channel *channel, uint32_t index)
+{
+	struct kvc_announcement *announcement;
+
+	if (channel->announced_count >= KVC_MAX_ANNOUNCED)
+		return kv_fail(KV_PROTOCOL, "the store tells of more memory than is sensible");
+	announcement = kv_alloc_zero(channel->allocator, sizeof *announcement);
+	if (!announcement) return KV_NO_MEMORY;
+	announcement->region.session = channel->welcome.session;
+	announcement->region.index = index;
+	announcement->region.gone = true;
+	announcement->region.descriptor = -1;
+	kv_list_push_back(&channel->announced, &announcement->node);
+	channel->announced_count++;
+	return KV_OK;
+}
+
 /* Take the answer to a hello or to something of the thread's own. */
 static enum kv_status take_own(struct kvc_channel *channel, const Kv__Response *response)
 {
@@ -212,10 +229,16 @@ static enum kv_status take_frame(struct kvc_channel *channel, const struct kv_fr
 	pthread_mutex_lock(&channel->lock);
 	channel->heard_ms = kv_now_ms();
 	status = KV_OK;
+	/* A store that refuses a connection for want of room answers before it has read anything. */
+	if (!channel->welcome.session && !response->id && response->status)
+		status = kv_fail(kv_status_from_wire(response->status), "%s", response->message);
 	/* A hello's page comes before the regions, and both come in the order of the message. */
-	if ((response->id & 0xff) >= KVC_ID_PUSH) status = take_own(channel, response);
+	if (status == KV_OK && (response->id & 0xff) >= KVC_ID_PUSH)
+		status = take_own(channel, response);
 	for (size_t i = 0; status == KV_OK && i < response->n_new_regions; i++)
 		status = announce(channel, response->new_regions[i]);
+	for (size_t i = 0; status == KV_OK && i < response->n_gone_regions; i++)
+		status = announce_gone(channel, response->gone_regions[i]);
 	if (status == KV_OK && (response->id & 0xff) < KVC_ID_PUSH) {
 		hand_out(channel, response);
 		response = NULL;

@@ -127,6 +127,19 @@ static enum kv_status add_region(
 	return KV_OK;
 }
 
+/* The store keeps no segment there any more, so none of ours can point into it. */
+static void detach_one(struct kvc_session *session, uint32_t index)
+{
+	struct kvc_attached *region = kvc_session_region(session, index);
+	size_t behind;
+
+	if (!region) return;
+	session->ops->region_detach(session->client, region->remote);
+	behind = (size_t)(session->regions + session->region_count - (region + 1));
+	memmove(region, region + 1, behind * sizeof *region);
+	session->region_count--;
+}
+
 static enum kv_status attach_one(struct kvc_remote_store *store, struct kvc_announced *announced)
 {
 	struct kvc_session *session = store->current;
@@ -150,6 +163,10 @@ enum kv_status kvc_session_attach(struct kvc_remote_store *store)
 	while (kvc_channel_take_region(store->channel, &announced)) {
 		if (announced.session != store->current->number || status != KV_OK) {
 			if (announced.descriptor >= 0) close(announced.descriptor);
+			continue;
+		}
+		if (announced.gone) {
+			detach_one(store->current, announced.index);
 			continue;
 		}
 		status = attach_one(store, &announced);

@@ -153,6 +153,7 @@ static void region_destroy(void *context, uint32_t index)
 
 		if (region->index != index) continue;
 		kv_list_remove(&region->node);
+		kvs_peers_region_gone(server, index, region->serial);
 		server->transport->region_destroy(server->transport_server, region->region);
 		kv_free(server->allocator, region);
 		return;

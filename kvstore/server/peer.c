@@ -41,6 +41,7 @@ static void free_peer(struct kvs_peer *peer)
 {
 	if (peer->staging) kv_staging_unmap(peer->staging, peer->staging_bytes);
 	kv_codec_request_free(peer->server->allocator, peer->waiting);
+	kv_free(peer->server->allocator, peer->gone);
 	kv_free(peer->server->allocator, peer);
 }
 
@@ -199,6 +200,32 @@ static struct news *gather_news(struct kvs_peer *peer, enum kv_status *status)
 	return news;
 }
 
+static void add_gone(struct kvs_peer *peer, uint32_t index)
+{
+	if (peer->gone_count == peer->gone_capacity) {
+		uint32_t capacity = peer->gone_capacity ? 2 * peer->gone_capacity : 16;
+		uint32_t *gone = kv_realloc(peer->server->allocator, peer->gone, capacity * sizeof *gone);
+
+		/* It then keeps the mapping of memory that nobody uses until it connects anew. */
+		if (!gone) return;
+		peer->gone = gone;
+		peer->gone_capacity = capacity;
+	}
+	peer->gone[peer->gone_count++] = index;
+}
+
+void kvs_peers_region_gone(struct kvs_server *server, uint32_t index, uint64_t serial)
+{
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &server->peers)
+	{
+		struct kvs_peer *peer = KV_CONTAINER_OF(node, struct kvs_peer, node);
+
+		if (peer->told_serial >= serial) add_gone(peer, index);
+	}
+}
+
 static enum kv_status queue_answer(struct kvs_peer *peer, Kv__Response *response, bool regions)
 {
 	struct kv_allocator *allocator = peer->server->allocator;
@@ -215,6 +242,8 @@ static enum kv_status queue_answer(struct kvs_peer *peer, Kv__Response *response
 		response->new_regions = news->pointers;
 		response->n_new_regions = news->count;
 	}
+	response->gone_regions = peer->gone;
+	response->n_gone_regions = peer->gone_count;
 	KV_TRY_GOTO(status, kv_codec_response_pack(allocator, response, &bytes, &length), out);
 	if (with_page)
 		status = kv_frame_push(peer->writer, bytes, length, &page, 1);
@@ -222,6 +251,7 @@ static enum kv_status queue_answer(struct kvs_peer *peer, Kv__Response *response
 		status = kv_frame_push(peer->writer, bytes, length, news ? news->descriptors : NULL,
 		    news ? news->descriptor_count : 0);
 	if (status == KV_OK && news) peer->told_serial = news->serial;
+	if (status == KV_OK) peer->gone_count = 0;
 out:
 	kv_free(allocator, bytes);
 	kv_free(allocator, news);
@@ -391,6 +421,30 @@ fail:
 	return status;
 }
 
+/* One word to a peer that cannot come in; an empty socket takes it at once. */
+static void refuse(struct kvs_server *server, int socket, enum kv_status status)
+{
+	struct kv_frame_writer *writer = NULL;
+	Kv__Response response = KV__RESPONSE__INIT;
+	uint8_t *bytes = NULL;
+	char message[256];
+	size_t length = 0;
+	int idle = 0;
+
+	kv_metrics_add(server->metrics, KVS_REFUSED_LIMIT, 1);
+	kv_warning(KVS_MODULE, "connection refused: %s", kv_error_message());
+	snprintf(message, sizeof message, "%s", kv_error_message());
+	response.status = (uint32_t)status;
+	response.message = message;
+	if (kv_frame_writer_create(server->allocator, 0, &writer) == KV_OK &&
+	    kv_codec_response_pack(server->allocator, &response, &bytes, &length) == KV_OK &&
+	    kv_frame_push(writer, bytes, length, NULL, 0) == KV_OK)
+		kv_frame_write(writer, socket, &idle);
+	kv_free(server->allocator, bytes);
+	kv_frame_writer_destroy(writer);
+	close(socket);
+}
+
 static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 {
 	struct kvs_server *server = context;
@@ -415,9 +469,7 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 			        server->peer_count, server->settings->max_workers);
 		if (status == KV_OK) status = create_peer(server, socket);
 		if (status == KV_OK) continue;
-		kv_metrics_add(server->metrics, KVS_REFUSED_LIMIT, 1);
-		kv_warning(KVS_MODULE, "connection refused: %s", kv_error_message());
-		close(socket);
+		refuse(server, socket, status);
 	}
 }
 

@@ -91,6 +91,8 @@ struct kvs_peer {
 	char name[KVS_WORKER_NAME];
 	struct kvs_worker *worker;
 	uint64_t told_serial; /* regions up to this one have been told of */
+	uint32_t *gone;       /* regions it knows and has to be told are no more */
+	uint32_t gone_count, gone_capacity;
 	const uint8_t *staging;
 	uint64_t staging_bytes;
 	uint32_t puts, jobs;  /* copies under way; all work on pool threads */
@@ -168,6 +170,8 @@ void kvs_peers_close_all(struct kvs_server *server);
 /* Queue an answer; regions: tell of those that are new to the peer. Closes the peer on failure. */
 void kvs_peer_respond(struct kvs_peer *peer, Kv__Response *response, bool regions);
 void kvs_peer_respond_error(struct kvs_peer *peer, uint64_t id, enum kv_status status);
+/* A region is no more: tell those who know it. */
+void kvs_peers_region_gone(struct kvs_server *server, uint32_t index, uint64_t serial);
 /* A job of this peer goes to the pool. */
 void kvs_peer_job_begin(struct kvs_peer *peer);
 /* It has ended: go on reading, or free what is left of a closed one. */

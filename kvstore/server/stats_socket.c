@@ -64,9 +64,12 @@ static void drop(struct reader *reader, const char *why)
 
 static void put_health(struct kvs_server *server, struct kv_text_buffer *text)
 {
+	struct kvs_statistics statistics;
+
+	kvs_engine_statistics(server->engine, &statistics);
 	kv_text_printf(text, "OK ready generation=%016llx workers=%u transport=%s\r\n",
-	    (unsigned long long)kvs_engine_generation(server->engine), server->worker_count,
-	    server->transport->name);
+	    (unsigned long long)kvs_engine_generation(server->engine),
+	    statistics.peers - statistics.peers_lapsed, server->transport->name);
 }
 
 static void put_help(struct kv_text_buffer *text)

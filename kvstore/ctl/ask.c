@@ -1,0 +1,135 @@
+/* One question to the stats socket. */
+#include <errno.h>
+#include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/clock.h"
+#include "common/transport/unix_socket.h"
+#include "kvstore/ctl/ctl.h"
+
+static enum kv_status wait_for(int socket, short events, uint64_t deadline)
+{
+	struct pollfd one = {.fd = socket, .events = events};
+	uint64_t now = kv_now_ms();
+
+	if (now >= deadline) return kv_fail(KV_TIMEOUT, "the store did not answer in time");
+	if (poll(&one, 1, (int)(deadline - now)) < 0 && errno != EINTR)
+		return kv_fail(KV_IO, "cannot poll: %s", strerror(errno));
+	return KV_OK;
+}
+
+static enum kv_status send_all(int socket, const char *text, uint64_t deadline)
+{
+	size_t left = strlen(text);
+
+	while (left) {
+		ssize_t n = send(socket, text, left, MSG_NOSIGNAL);
+
+		if (n > 0) {
+			text += n;
+			left -= (size_t)n;
+		} else if (n < 0 && errno != EAGAIN && errno != EINTR) {
+			return kv_fail(KV_DISCONNECTED, "the store closed its stats socket");
+		} else {
+			KV_TRY(wait_for(socket, POLLOUT, deadline));
+		}
+	}
+	return KV_OK;
+}
+
+/* Until the store closes: the command was followed by quit. */
+static enum kv_status receive_all(int socket, struct kv_text_buffer *answer, uint64_t deadline)
+{
+	char bytes[16384];
+
+	for (;;) {
+		ssize_t n = recv(socket, bytes, sizeof bytes, 0);
+
+		if (n == 0) return kv_text_status(answer);
+		if (n > 0)
+			kv_text_append(answer, bytes, (size_t)n);
+		else if (errno != EAGAIN && errno != EINTR)
+			return kv_fail(KV_DISCONNECTED, "the store broke off: %s", strerror(errno));
+		else
+			KV_TRY(wait_for(socket, POLLIN, deadline));
+	}
+}
+
+static enum kv_status check_answer(const struct kv_text_buffer *answer)
+{
+	const char *text = kv_text(answer);
+
+	if (!answer->length)
+		return kv_fail(KV_DISCONNECTED, "the store closed its stats socket without an answer");
+	if (strncmp(text, "ERROR", 5) == 0)
+		return kv_fail(KV_PROTOCOL, "the store says: %.*s", (int)strcspn(text, "\r\n"), text);
+	return KV_OK;
+}
+
+enum kv_status ctl_ask(
+    const struct ctl_settings *settings, const char *command, struct kv_text_buffer *answer)
+{
+	uint64_t deadline = kv_now_ms() + settings->timeout_ms;
+	char line[64];
+	int socket = -1;
+	enum kv_status status;
+
+	kv_text_reset(answer);
+	KV_TRY(kv_unix_connect(settings->stats_socket, &socket));
+	snprintf(line, sizeof line, "%s\nquit\n", command);
+	status = send_all(socket, line, deadline);
+	if (status == KV_OK) status = receive_all(socket, answer, deadline);
+	if (status == KV_OK) status = check_answer(answer);
+	close(socket);
+	return status;
+}
+
+bool ctl_next_stat(char **cursor, const char **name, const char **value)
+{
+	while (**cursor) {
+		char *line = *cursor;
+		char *end = line + strcspn(line, "\r\n");
+		char *space;
+
+		*cursor = end + strspn(end, "\r\n");
+		*end = '\0';
+		if (strncmp(line, "STAT ", 5) != 0) continue;
+		/* Labels hold no blanks, values may. */
+		space = strchr(line + 5, ' ');
+		if (!space) continue;
+		*space = '\0';
+		*name = line + 5;
+		*value = space + 1;
+		return true;
+	}
+	return false;
+}
+
+void ctl_find_stat(const char *answer, const char *name, char *value, size_t size)
+{
+	char wanted[160];
+	const char *found;
+	size_t length;
+
+	value[0] = '\0';
+	snprintf(wanted, sizeof wanted, "STAT %s ", name);
+	found = strstr(answer, wanted);
+	if (!found) return;
+	found += strlen(wanted);
+	length = strcspn(found, "\r\n");
+	if (length >= size) length = size - 1;
+	memcpy(value, found, length);
+	value[length] = '\0';
+}
+
+double ctl_find_number(const char *answer, const char *name)
+{
+	char value[64];
+
+	ctl_find_stat(answer, name, value, sizeof value);
+	return strtod(value, NULL);
+}

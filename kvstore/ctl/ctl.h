@@ -1,0 +1,51 @@
+/* kvctl: its options, its commands, and how it asks the store. */
+#ifndef KVS_CTL_CTL_H
+#define KVS_CTL_CTL_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/base/status.h"
+#include "common/memory/allocator.h"
+#include "common/runtime/config.h"
+#include "common/runtime/text_buffer.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct ctl_settings {
+	const char *stats_socket, *socket;
+	bool json;
+	double interval; /* seconds between two lines of stat; 0: one shot */
+	uint32_t count;  /* lines of stat, or pings; 0: no end */
+	double wait;     /* seconds that ready waits */
+	uint64_t timeout_ms;
+};
+
+extern const struct kv_program ctl_program;
+
+/* The commands print to standard output themselves. */
+enum kv_status ctl_stat(const struct ctl_settings *settings);
+enum kv_status ctl_ping(const struct ctl_settings *settings);
+enum kv_status ctl_ready(const struct ctl_settings *settings);
+enum kv_status ctl_describe(const struct ctl_settings *settings);
+
+/* Send one command to the stats socket; `answer` gets its text without the END line.
+ * KV_DISCONNECTED names the path when nobody is there; KV_TIMEOUT; KV_PROTOCOL carries the store's
+ * ERROR line. */
+enum kv_status ctl_ask(
+    const struct ctl_settings *settings, const char *command, struct kv_text_buffer *answer);
+
+/* Walk the `STAT name value` lines of an answer, which is cut into strings on the way: start with
+ * *cursor = the text, until false. */
+bool ctl_next_stat(char **cursor, const char **name, const char **value);
+
+/* A copy of one value, "" when it is not there. */
+void ctl_find_stat(const char *answer, const char *name, char *value, size_t size);
+double ctl_find_number(const char *answer, const char *name);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,119 @@
+/* kvctl: looks at a running kvstored. */
+#include <signal.h>
+#include <stddef.h>
+#include <stdio.h>
+
+#include "common/base/log.h"
+#include "kvstore/ctl/ctl.h"
+
+enum { COMMAND_STAT = 1, COMMAND_PING = 2, COMMAND_READY = 4, COMMAND_DESCRIBE = 8 };
+
+#define FIELD(name) offsetof(struct ctl_settings, name)
+
+static const struct kv_option options[] = {
+    {.name = "stats-socket",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(stats_socket),
+        .default_text = "/run/clusterkv/stats.sock",
+        .unit = "PATH",
+        .group = "Store",
+        .help = "The store's stats socket.",
+        .commands = COMMAND_STAT | COMMAND_READY | COMMAND_DESCRIBE},
+    {.name = "socket",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(socket),
+        .default_text = "/run/clusterkv/kvstored.sock",
+        .unit = "PATH",
+        .help = "The store's control socket.",
+        .commands = COMMAND_PING},
+    {.name = "timeout",
+        .kind = KV_OPTION_DURATION,
+        .offset = FIELD(timeout_ms),
+        .default_text = "5s",
+        .help = "How long an answer may take.",
+        .minimum = 1,
+        .maximum = 3600000},
+    {.name = "json",
+        .kind = KV_OPTION_FLAG,
+        .offset = FIELD(json),
+        .group = "Output",
+        .help = "Print JSON, one object a line."},
+    {.name = "interval",
+        .kind = KV_OPTION_DOUBLE,
+        .offset = FIELD(interval),
+        .default_text = "0",
+        .unit = "seconds",
+        .help =
+            "Print a line of rates after each interval, until interrupted. 0: all numbers once.",
+        .maximum_real = 86400.0,
+        .commands = COMMAND_STAT},
+    {.name = "count",
+        .kind = KV_OPTION_U32,
+        .offset = FIELD(count),
+        .default_text = "0",
+        .help = "End after so many intervals (0: never), or send so many pings (0: three).",
+        .commands = COMMAND_STAT | COMMAND_PING},
+    {.name = "wait",
+        .kind = KV_OPTION_DOUBLE,
+        .offset = FIELD(wait),
+        .default_text = "0",
+        .unit = "seconds",
+        .help = "Wait so long for the store to become ready.",
+        .maximum_real = 86400.0,
+        .commands = COMMAND_READY},
+};
+
+static const struct kv_command commands[] = {
+    {.name = "stat", .summary = "Print the store's numbers, or its rates.", .bit = COMMAND_STAT},
+    {.name = "ping", .summary = "Greet the store and measure round trips.", .bit = COMMAND_PING},
+    {.name = "ready", .summary = "Succeed when the store serves.", .bit = COMMAND_READY},
+    {.name = "describe",
+        .summary = "Say what the store is and who works with it.",
+        .bit = COMMAND_DESCRIBE},
+};
+
+static const char *const other_sections[] = {"kvstored", "gpu-worker", NULL};
+
+const struct kv_program ctl_program = {
+    .name = "kvctl",
+    .summary = "Looks at a running kvstored.",
+    .options = options,
+    .option_count = sizeof options / sizeof options[0],
+    .settings_size = sizeof(struct ctl_settings),
+    .commands = commands,
+    .command_count = sizeof commands / sizeof commands[0],
+    .other_sections = other_sections,
+};
+
+static enum kv_status run(const struct kv_command *command, const struct ctl_settings *settings)
+{
+	switch (command->bit) {
+	case COMMAND_STAT:
+		return ctl_stat(settings);
+	case COMMAND_PING:
+		return ctl_ping(settings);
+	case COMMAND_READY:
+		return ctl_ready(settings);
+	default:
+		return ctl_describe(settings);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const struct kv_command *command = NULL;
+	struct ctl_settings settings = {0};
+	struct kv_config *config = NULL;
+	enum kv_status status;
+	int exit_code = KV_EXIT_FAILED;
+
+	signal(SIGPIPE, SIG_IGN);
+	kv_log_set_level(KV_LOG_WARNING);
+	if (!kv_config_start(
+	        &ctl_program, argc, argv, kv_heap(), &settings, &config, &command, &exit_code))
+		return exit_code;
+	status = run(command, &settings);
+	if (status != KV_OK) fprintf(stderr, "kvctl %s: %s\n", command->name, kv_error_message());
+	kv_config_destroy(config);
+	return status == KV_OK ? KV_EXIT_OK : KV_EXIT_FAILED;
+}
