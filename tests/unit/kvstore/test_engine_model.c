@@ -4,8 +4,8 @@
 #include "tests/unit/kvstore/engine_fixture.h"
 
 enum {
-	SEEDS = 300,
-	STEPS = 300,
+	SEEDS = 200,
+	STEPS = 200,
 	PEERS = 4,
 	SEQUENCES = 8,
 	TOKENS = 160,
