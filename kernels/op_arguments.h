@@ -1,10 +1,10 @@
 /* The argument structs of the backend operations: one struct for each op, plain data, C and C++.
  *
  * Memory: every pointer named here is device memory of the backend (for `cpu`, ordinary memory).
- * Shapes are written [slowest … fastest]. A "KV row" is one token's key and value of one KV head side
- * by side, [K head_dim][V head_dim], in the KV type; a run of KV rows is contiguous.
- * Rows of a batch are independent: the bits of a row depend neither on its neighbours nor on the
- * number of threads, the memory addresses, or the number of rows (1 to 16 in decode).
+ * Shapes are written [slowest … fastest]. A "KV row" is one token's key and value of one KV head
+ * side by side, [K head_dim][V head_dim], in the KV type; a run of KV rows is contiguous. Rows of a
+ * batch are independent: the bits of a row depend neither on its neighbours nor on the number of
+ * threads, the memory addresses, or the number of rows (1 to 16 in decode).
  */
 #ifndef KN_OP_ARGUMENTS_H
 #define KN_OP_ARGUMENTS_H
@@ -26,16 +26,26 @@ static inline size_t kn_kv_row_bytes(enum kn_kv_type type, uint32_t head_dim)
 
 /* Weight element types, with GGUF's numbers. */
 enum kn_weight_type {
-	KN_F32 = 0, KN_F16 = 1, KN_Q4_0 = 2, KN_Q4_1 = 3, KN_Q5_0 = 6, KN_Q5_1 = 7, KN_Q8_0 = 8,
-	KN_Q4_K = 12, KN_Q5_K = 13, KN_Q6_K = 14, KN_BF16 = 30
+	KN_F32 = 0,
+	KN_F16 = 1,
+	KN_Q4_0 = 2,
+	KN_Q4_1 = 3,
+	KN_Q5_0 = 6,
+	KN_Q5_1 = 7,
+	KN_Q8_0 = 8,
+	KN_Q4_K = 12,
+	KN_Q5_K = 13,
+	KN_Q6_K = 14,
+	KN_BF16 = 30
 };
 
-/* One or more matrices of the same `columns` and any types, stacked by rows, as they are in the file. */
+/* One or more matrices of the same `columns` and any types, stacked by rows, as they are in the
+ * file. */
 struct kn_weight_part {
 	enum kn_weight_type type;
 	uint32_t rows;
-	const void *data;    /* rows × columns elements in GGUF block order; borrowed during pack only */
-	uint64_t bytes;      /* of data, checked against type, rows and columns */
+	const void *data; /* rows × columns elements in GGUF block order; borrowed during pack only */
+	uint64_t bytes;   /* of data, checked against type, rows and columns */
 };
 
 enum kn_precision { KN_PRECISION_DEFAULT, KN_PRECISION_FP32 };
@@ -43,16 +53,17 @@ enum kn_precision { KN_PRECISION_DEFAULT, KN_PRECISION_FP32 };
 /* A packed weight matrix [rows][columns], owned by the backend. */
 struct kn_weight;
 
-/* y[m][rows] = x[m][columns] · Wᵀ (+ bias). `fp32` weights use float activations throughout; default
- * ones may round activations to 8 bits by blocks of at most 32 columns. */
+/* y[m][rows] = x[m][columns] · Wᵀ (+ bias). `fp32` weights use float activations throughout;
+ * default ones may round activations to 8 bits by blocks of at most 32 columns. */
 struct kn_matmul_arguments {
 	const struct kn_weight *weight;
-	const float *x;       /* [count][columns], row stride x_stride floats */
+	const float *x; /* [count][columns], row stride x_stride floats */
 	size_t x_stride;
-	float *y;             /* [count][rows], row stride y_stride floats */
+	float *y; /* [count][rows], row stride y_stride floats */
 	size_t y_stride;
-	const float *bias;    /* [rows] or NULL */
-	const float *add;     /* [count][rows], stride y_stride, added to the result, or NULL; may equal y */
+	const float *bias; /* [rows] or NULL */
+	const float
+	    *add; /* [count][rows], stride y_stride, added to the result, or NULL; may equal y */
 	uint32_t count;
 };
 
@@ -60,16 +71,16 @@ struct kn_matmul_arguments {
 struct kn_embed_arguments {
 	const struct kn_weight *table;
 	const int32_t *ids;
-	float *out;           /* [count][columns] */
+	float *out; /* [count][columns] */
 	uint32_t count;
 };
 
 /* out = x / sqrt(mean(x²) + epsilon) * weight, sums in double order-fixed. */
 struct kn_rms_norm_arguments {
-	const float *x;       /* [count][width], stride x_stride */
+	const float *x; /* [count][width], stride x_stride */
 	size_t x_stride;
-	const float *weight;  /* [width] */
-	float *out;           /* [count][width], stride out_stride */
+	const float *weight; /* [width] */
+	float *out;          /* [count][width], stride out_stride */
 	size_t out_stride;
 	uint32_t count, width;
 	float epsilon;
@@ -77,29 +88,31 @@ struct kn_rms_norm_arguments {
 
 /* Rotary position embedding in place. */
 struct kn_rotate_arguments {
-	float *x;                   /* [count][heads][head_dim], row stride x_stride floats */
+	float *x; /* [count][heads][head_dim], row stride x_stride floats */
 	size_t x_stride;
-	const uint32_t *positions;  /* [count] */
-	const float *inverse_frequency; /* [rotary_dim / 2]: theta_base^(-2i/rotary_dim), scaling included */
+	const uint32_t *positions; /* [count] */
+	const float
+	    *inverse_frequency; /* [rotary_dim / 2]: theta_base^(-2i/rotary_dim), scaling included */
 	uint32_t count, heads, head_dim, rotary_dim;
-	int adjacent_pairs;         /* 1: pairs (2i, 2i+1); 0: pairs (i, i + rotary_dim/2) */
+	int adjacent_pairs; /* 1: pairs (2i, 2i+1); 0: pairs (i, i + rotary_dim/2) */
 };
 
 /* out[i][j] = silu(gate[i][j]) * up[i][j] */
 struct kn_silu_mul_arguments {
-	const float *gate, *up;     /* [count][width], row stride in_stride floats */
+	const float *gate, *up; /* [count][width], row stride in_stride floats */
 	size_t in_stride;
-	float *out;                 /* [count][width], row stride out_stride; may be gate's memory */
+	float *out; /* [count][width], row stride out_stride; may be gate's memory */
 	size_t out_stride;
 	uint32_t count, width;
 };
 
-/* Round k and v to the KV type and write KV row (i, h) to rows + i * token_stride + h * head_stride. */
+/* Round k and v to the KV type and write KV row (i, h) to rows + i * token_stride + h *
+ * head_stride. */
 struct kn_store_kv_arguments {
-	const float *k, *v;         /* [count][kv_heads][head_dim], row strides below, floats */
+	const float *k, *v; /* [count][kv_heads][head_dim], row strides below, floats */
 	size_t k_stride, v_stride;
 	uint8_t *rows;
-	size_t token_stride, head_stride;  /* bytes */
+	size_t token_stride, head_stride; /* bytes */
 	enum kn_kv_type kv_type;
 	uint32_t count, kv_heads, head_dim;
 };
@@ -111,90 +124,90 @@ struct kn_span {
 };
 
 /* Causal attention of a prefill chunk over everything before it and itself.
- * Query i (0 ≤ i < count) of head h attends, for KV head g = h / (heads / kv_heads), to all rows of the
- * context spans of g, then to the first own_before + i + 1 rows of own[g]. Softmax in fp32.
- * The bits of a query depend on its context rows in span order, not on how spans are cut. */
+ * Query i (0 ≤ i < count) of head h attends, for KV head g = h / (heads / kv_heads), to all rows of
+ * the context spans of g, then to the first own_before + i + 1 rows of own[g]. Softmax in fp32. The
+ * bits of a query depend on its context rows in span order, not on how spans are cut. */
 struct kn_attend_dense_arguments {
-	const float *q;             /* [count][heads][head_dim], row stride q_stride floats, unscaled */
+	const float *q; /* [count][heads][head_dim], row stride q_stride floats, unscaled */
 	size_t q_stride;
-	float *out;                 /* [count][heads][head_dim], row stride out_stride floats */
+	float *out; /* [count][heads][head_dim], row stride out_stride floats */
 	size_t out_stride;
-	const struct kn_span *context;      /* [kv_heads][context_spans] */
+	const struct kn_span *context; /* [kv_heads][context_spans] */
 	uint32_t context_spans;
-	const uint8_t *const *own;  /* [kv_heads]: KV rows in token order, own_before + count of them */
+	const uint8_t *const *own; /* [kv_heads]: KV rows in token order, own_before + count of them */
 	uint32_t own_before, count;
 	uint32_t heads, kv_heads, head_dim;
 	enum kn_kv_type kv_type;
-	float scale;                /* 1 / sqrt(head_dim) as a rule */
+	float scale; /* 1 / sqrt(head_dim) as a rule */
 };
 
 /* What is not attended exactly, estimated by cluster: cluster c adds rest[c] * exp(logit) to the
  * denominator and that weight times its mean value to the numerator. rest[c] = 0 adds nothing. */
 struct kn_estimate {
-	const float *logits;        /* [group][clusters]: scale * q·centroid, without ln(size) */
-	size_t logits_stride;       /* floats between query heads of the group */
-	const uint32_t *rest;       /* [clusters]: tokens of the cluster that are not attended */
-	const uint16_t *value_means;/* fp16 [clusters][head_dim] */
-	uint32_t clusters;          /* 0: no estimate */
+	const float *logits;         /* [group][clusters]: scale * q·centroid, without ln(size) */
+	size_t logits_stride;        /* floats between query heads of the group */
+	const uint32_t *rest;        /* [clusters]: tokens of the cluster that are not attended */
+	const uint16_t *value_means; /* fp16 [clusters][head_dim] */
+	uint32_t clusters;           /* 0: no estimate */
 };
 
 /* One (sequence, KV head) of a decode step. */
 struct kn_attend_job {
-	const float *q;             /* [group][head_dim] contiguous, unscaled */
-	float *out;                 /* [group][head_dim] contiguous */
-	const struct kn_span *spans;/* attended in this order */
+	const float *q;              /* [group][head_dim] contiguous, unscaled */
+	float *out;                  /* [group][head_dim] contiguous */
+	const struct kn_span *spans; /* attended in this order */
 	uint32_t span_count;
 	struct kn_estimate estimate;
-	float *exact_mass;          /* [group] or NULL: exact mass / (exact + estimated) is written here */
+	float *exact_mass; /* [group] or NULL: exact mass / (exact + estimated) is written here */
 };
 
-/* Decode attention, flash style: the rows of the spans in order, cut into blocks of a fixed number of
- * tokens counted from the first (so that bits depend on the rows alone), the estimate as the last
- * block; partial results merged by log-sum-exp in that order. Softmax in fp32. */
+/* Decode attention, flash style: the rows of the spans in order, cut into blocks of a fixed number
+ * of tokens counted from the first (so that bits depend on the rows alone), the estimate as the
+ * last block; partial results merged by log-sum-exp in that order. Softmax in fp32. */
 struct kn_attend_sparse_arguments {
 	const struct kn_attend_job *jobs;
 	uint32_t job_count;
-	uint32_t group, head_dim;   /* query heads for each KV head */
+	uint32_t group, head_dim; /* query heads for each KV head */
 	enum kn_kv_type kv_type;
 	float scale;
 };
 
 /* One (sequence, KV head) of scoring. */
 struct kn_score_job {
-	const float *q;             /* [group][head_dim] contiguous */
-	const uint16_t *centroids;  /* fp16 [clusters][head_dim] */
-	const float *log_sizes;     /* [clusters]: ln(size) (-inf for an empty one) */
+	const float *q;            /* [group][head_dim] contiguous */
+	const uint16_t *centroids; /* fp16 [clusters][head_dim] */
+	const float *log_sizes;    /* [clusters]: ln(size) (-inf for an empty one) */
 	uint32_t clusters;
-	float *logits;              /* out [group][logits_stride]: scale * q·centroid */
+	float *logits; /* out [group][logits_stride]: scale * q·centroid */
 	size_t logits_stride;
-	float *votes;               /* out [clusters]: sum over the group of softmax(logit + ln size) */
+	float *votes; /* out [clusters]: sum over the group of softmax(logit + ln size) */
 };
 struct kn_score_arguments {
 	const struct kn_score_job *jobs;
 	uint32_t job_count;
 	uint32_t group, head_dim;
 	float scale;
-	int size_term;              /* 1: softmax(logit + ln size); 0: softmax(logit), empty ones last */
+	int size_term; /* 1: softmax(logit + ln size); 0: softmax(logit), empty ones last */
 };
 
 /* A trimmed cluster of the selection. */
 struct kn_extent {
 	uint32_t cluster;
-	uint32_t count;             /* leading tokens taken, 1 ≤ count ≤ size */
+	uint32_t count; /* leading tokens taken, 1 ≤ count ≤ size */
 };
 
 /* One (sequence, KV head) of selection: clusters by falling vote, ties by lower index, empty ones
  * skipped, until `budget` tokens; the last one is trimmed to fit exactly. */
 struct kn_select_job {
-	const float *votes;         /* [clusters] */
-	const uint32_t *sizes;      /* [clusters] */
+	const float *votes;    /* [clusters] */
+	const uint32_t *sizes; /* [clusters] */
 	uint32_t clusters;
-	uint32_t budget;            /* tokens */
-	struct kn_extent *extents;  /* out, room for `clusters` */
-	uint32_t *rest;             /* out [clusters]: size - taken */
-	uint32_t extent_count;      /* out */
-	uint32_t token_count;       /* out: min(budget, sum of sizes) */
-	uint32_t *scratch;          /* [clusters] */
+	uint32_t budget;           /* tokens */
+	struct kn_extent *extents; /* out, room for `clusters` */
+	uint32_t *rest;            /* out [clusters]: size - taken */
+	uint32_t extent_count;     /* out */
+	uint32_t token_count;      /* out: min(budget, sum of sizes) */
+	uint32_t *scratch;         /* [clusters] */
 };
 struct kn_select_arguments {
 	struct kn_select_job *jobs;
@@ -206,19 +219,20 @@ struct kn_select_arguments {
  * assignment: argmax over clusters of dot(key - mean, centroid') / |centroid'| (mean = 0 without
  * centring; centroid' = centroid - mean), ties to the lower index. Every dot product is a chain of
  * fused multiply-adds over ascending channels from 0, so that all backends give the same bits.
- * start: centroid c is key floor(c * n / clusters). Empty clusters take the keys with the lowest cosine
- * to their own centroid. update: members summed in ascending position, fp32. Stop when under 1 % of the
- * assignments change, or after `iterations`. Storing order: by cluster, then falling cosine, then
- * ascending position. Published centroids and value means are raw means rounded to fp16.
- * Source: ClusterKV (arXiv 2412.03213), section on semantic clustering, with the changes named above. */
+ * start: centroid c is key floor(c * n / clusters). Empty clusters take the keys with the lowest
+ * cosine to their own centroid. update: members summed in ascending position, fp32. Stop when under
+ * 1 % of the assignments change, or after `iterations`. Storing order: by cluster, then falling
+ * cosine, then ascending position. Published centroids and value means are raw means rounded to
+ * fp16. Source: ClusterKV (arXiv 2412.03213), section on semantic clustering, with the changes
+ * named above. */
 struct kn_index_job {
-	const uint8_t *rows;        /* n KV rows in position order */
-	size_t row_stride;          /* bytes between rows, ≥ the KV row's bytes */
-	uint32_t n, clusters;       /* 1 ≤ clusters ≤ n */
-	uint32_t *order;            /* out [n]: order[j] = index of the row stored at j */
-	uint32_t *sizes;            /* out [clusters] */
-	uint16_t *centroids;        /* out fp16 [clusters][head_dim] */
-	uint16_t *value_means;      /* out fp16 [clusters][head_dim] */
+	const uint8_t *rows;   /* n KV rows in position order */
+	size_t row_stride;     /* bytes between rows, ≥ the KV row's bytes */
+	uint32_t n, clusters;  /* 1 ≤ clusters ≤ n */
+	uint32_t *order;       /* out [n]: order[j] = index of the row stored at j */
+	uint32_t *sizes;       /* out [clusters] */
+	uint16_t *centroids;   /* out fp16 [clusters][head_dim] */
+	uint16_t *value_means; /* out fp16 [clusters][head_dim] */
 };
 struct kn_index_arguments {
 	const struct kn_index_job *jobs;
@@ -242,10 +256,10 @@ struct kn_copy_arguments {
 /* destination row j = source row order[j] of one KV head. */
 struct kn_gather_rows_arguments {
 	const uint8_t *source;
-	size_t source_stride;       /* bytes */
-	const uint32_t *order;      /* [count] */
+	size_t source_stride;  /* bytes */
+	const uint32_t *order; /* [count] */
 	uint8_t *destination;
-	size_t destination_stride;  /* bytes */
+	size_t destination_stride; /* bytes */
 	size_t row_bytes;
 	uint32_t count;
 };

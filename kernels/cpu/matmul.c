@@ -60,24 +60,40 @@ static void quantise_panel(void *context, uint32_t task, uint32_t thread)
 	    rows, run->weight->columns, run->panels + (size_t)task * run->blocks);
 }
 
+/* y = from + bias + add, at most 16 columns; with a constant count it becomes one vector operation
+ * each. `add` may be y. */
+static inline void finish_row(
+    float *y, const float *from, const float *bias, const float *add, uint32_t columns)
+{
+	float value[KN_TILE_ROWS];
+
+	for (uint32_t r = 0; r < columns; r++)
+		value[r] = from[r];
+	if (bias)
+		for (uint32_t r = 0; r < columns; r++)
+			value[r] += bias[r];
+	if (add)
+		for (uint32_t r = 0; r < columns; r++)
+			value[r] += add[r];
+	for (uint32_t r = 0; r < columns; r++)
+		y[r] = value[r];
+}
+
 /* Add bias and residual and store the part of a 16-row result that exists. */
 static void store_tile(const struct matmul_run *run, const float *out, uint32_t row, uint32_t rows,
     uint32_t column, uint32_t columns)
 {
 	const struct kn_matmul_arguments *a = run->a;
+	const float *bias = a->bias ? a->bias + column : NULL;
 
-	for (uint32_t n = 0; n < rows; n++) {
+	for (uint32_t n = 0; n < rows; n++, out += KN_TILE_ROWS) {
 		size_t at = a->y_stride * (run->first_row + row + n) + column;
-		const float *from = out + KN_TILE_ROWS * n;
-		float *y = a->y + at;
+		const float *add = a->add ? a->add + at : NULL;
 
-		for (uint32_t r = 0; r < columns; r++) {
-			float value = from[r];
-
-			if (a->bias) value += a->bias[column + r];
-			if (a->add) value += a->add[at + r];
-			y[r] = value;
-		}
+		if (columns == KN_TILE_ROWS)
+			finish_row(a->y + at, out, bias, add, KN_TILE_ROWS);
+		else
+			finish_row(a->y + at, out, bias, add, columns);
 	}
 }
 

@@ -1,9 +1,9 @@
 /* The compute threads of the CPU backend.
  *
  * One thread (the engine's) calls kn_pool_run; it takes part, and returns when every task is done.
- * Threads spin for a short time between runs and then sleep, so that an idle worker costs nothing and
- * two workers on one machine do not starve each other. Tasks are claimed one by one: which thread
- * runs a task must not change its result.
+ * Threads spin for a short time between runs and then sleep, so that an idle worker costs nothing
+ * and two workers on one machine do not starve each other. Tasks are claimed one by one: which
+ * thread runs a task must not change its result.
  */
 #ifndef KN_CPU_POOL_H
 #define KN_CPU_POOL_H
@@ -20,8 +20,8 @@ struct kn_pool;
 typedef void kn_pool_task(void *context, uint32_t task, uint32_t thread);
 
 /* `threads` ≥ 1 counts the caller. `scratch_bytes` of 64-byte aligned memory for each thread. */
-enum kv_status kn_pool_create(struct kv_allocator *allocator, uint32_t threads, size_t scratch_bytes,
-	struct kn_pool **pool);
+enum kv_status kn_pool_create(
+    struct kv_allocator *allocator, uint32_t threads, size_t scratch_bytes, struct kn_pool **pool);
 void kn_pool_destroy(struct kn_pool *pool);
 void kn_pool_run(struct kn_pool *pool, kn_pool_task *task, void *context, uint32_t task_count);
 uint32_t kn_pool_threads(const struct kn_pool *pool);
