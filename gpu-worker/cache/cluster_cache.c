@@ -7,8 +7,14 @@
 
 enum { NONE = UINT32_MAX };
 
+/* A key without padding, as the map compares bytes. */
+struct map_key {
+	uint64_t segment;
+	uint32_t layer, head, cluster, zero;
+};
+
 struct slot {
-	struct gw_cache_key key;
+	struct map_key key;
 	uint32_t first_page, last_page, pages; /* chain, in row order */
 	uint32_t held;      /* leading rows that are valid */
 	uint32_t wanted;    /* after this round's commit; ≥ held */
@@ -45,7 +51,7 @@ static enum kv_status take_memory(struct gw_cluster_cache *cache)
 	cache->pending = kv_alloc_array(allocator, cache->page_count, sizeof *cache->pending);
 	if (!cache->next_page || !cache->slots || !cache->free_slots || !cache->pending)
 		return KV_NO_MEMORY;
-	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct gw_cache_key),
+	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct map_key),
 		kv_random_entropy(), &cache->map));
 	KV_TRY(cache->options.ops->buffer_create(cache->options.backend,
 		page_bytes * cache->page_count, &memory));
@@ -140,8 +146,9 @@ void gw_cluster_cache_step(struct gw_cluster_cache *cache)
 
 void gw_cluster_cache_begin(struct gw_cluster_cache *cache)
 {
+	/* Slots of a round that came to no end were not filled. */
+	gw_cluster_cache_abandon(cache);
 	cache->round++;
-	cache->pending_count = 0;
 }
 
 /* Free pages until `wanted` are there. The hand passes each slot at most twice: once to clear its bit. */
@@ -201,8 +208,7 @@ static void count_access(struct gw_cluster_cache *cache, uint32_t held, uint32_t
 }
 
 /* A slot for a key that is not in the cache, pinned and without pages; NONE when there is no room. */
-static uint32_t new_slot(struct gw_cluster_cache *cache, const struct gw_cache_key *key,
-	uint32_t pages)
+static uint32_t new_slot(struct gw_cluster_cache *cache, const struct map_key *key, uint32_t pages)
 {
 	uint32_t index;
 
@@ -217,20 +223,22 @@ static uint32_t new_slot(struct gw_cluster_cache *cache, const struct gw_cache_k
 }
 
 struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
-	const struct gw_cache_key *key, uint32_t count)
+	const struct gw_cache_key *wanted, uint32_t count)
 {
+	const struct map_key key = {wanted->segment, wanted->layer, wanted->head, wanted->cluster, 0};
 	struct gw_cache_grant grant = {NONE, 0};
-	uint64_t found = NONE;
+	uint64_t found = NONE, pinned_before;
 	uint32_t index, more;
 	struct slot *slot;
-	int fresh = !kv_hash_map_find(cache->map, key, &found);
+	int fresh = !kv_hash_map_find(cache->map, &key, &found);
 
-	index = fresh ? new_slot(cache, key, pages_of(count)) : (uint32_t)found;
+	index = fresh ? new_slot(cache, &key, pages_of(count)) : (uint32_t)found;
 	if (index == NONE) {
 		count_access(cache, 0, count);
 		return grant;
 	}
 	slot = &cache->slots[index];
+	pinned_before = slot->pin_round;
 	slot->pin_round = cache->round;
 	slot->used_step = cache->step;
 	slot->referenced = !fresh;
@@ -238,7 +246,7 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 	if (slot->wanted < count) {
 		more = pages_of(count) - slot->pages;
 		if (!make_room(cache, more)) {
-			if (slot->pages == 0) drop_slot(cache, index);
+			slot->pin_round = pinned_before;
 			count_access(cache, 0, count);
 			return grant;
 		}
