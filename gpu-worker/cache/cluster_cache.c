@@ -34,6 +34,7 @@ struct gw_cluster_cache {
 	uint32_t free_slot_count, hand, used_slots;
 	uint32_t *pending;          /* slots to be filled this round */
 	uint32_t pending_count;
+	uint32_t pinned_pages;      /* of slots that this round uses */
 	struct kv_hash_map *map;
 	uint64_t round, step;
 	struct gw_cache_stats stats;
@@ -113,7 +114,7 @@ void gw_cluster_cache_clear(struct gw_cluster_cache *cache)
 	cache->free_pages = cache->page_count;
 	cache->free_slot_count = cache->page_count;
 	cache->pending_count = 0;
-	cache->hand = cache->used_slots = 0;
+	cache->hand = cache->used_slots = cache->pinned_pages = 0;
 	cache->round = 1;
 }
 
@@ -122,6 +123,7 @@ static void drop_slot(struct gw_cluster_cache *cache, uint32_t index)
 	struct slot *slot = &cache->slots[index];
 
 	kv_hash_map_remove(cache->map, &slot->key, NULL);
+	if (slot->pin_round == cache->round) cache->pinned_pages -= slot->pages;
 	if (slot->pages > 0) {
 		cache->next_page[slot->last_page] = cache->free_first;
 		cache->free_first = slot->first_page;
@@ -134,6 +136,7 @@ static void drop_slot(struct gw_cluster_cache *cache, uint32_t index)
 
 void gw_cluster_cache_step(struct gw_cluster_cache *cache)
 {
+	gw_cluster_cache_abandon(cache);
 	cache->step++;
 	if (cache->options.recency == 0) return;
 	for (uint32_t i = 0; i < cache->page_count; i++)
@@ -148,14 +151,17 @@ void gw_cluster_cache_begin(struct gw_cluster_cache *cache)
 {
 	/* Slots of a round that came to no end were not filled. */
 	gw_cluster_cache_abandon(cache);
+	cache->pinned_pages = 0;
 	cache->round++;
 }
 
-/* Free pages until `wanted` are there. The hand passes each slot at most twice: once to clear its bit. */
+/* Free pages until `wanted` are there. The hand passes each slot at most twice: once to clear its bit.
+ * Nothing leaves for what cannot fit beside the pinned slots. */
 static int make_room(struct gw_cluster_cache *cache, uint32_t wanted)
 {
 	uint64_t visits = (uint64_t)cache->page_count * 2;
 
+	if (wanted > cache->page_count - cache->pinned_pages) return 0;
 	while (cache->free_pages < wanted && visits-- > 0) {
 		struct slot *slot = &cache->slots[cache->hand];
 		uint32_t index = cache->hand;
@@ -239,6 +245,7 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 	}
 	slot = &cache->slots[index];
 	pinned_before = slot->pin_round;
+	if (pinned_before != cache->round) cache->pinned_pages += slot->pages;
 	slot->pin_round = cache->round;
 	slot->used_step = cache->step;
 	slot->referenced = !fresh;
@@ -246,6 +253,7 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 	if (slot->wanted < count) {
 		more = pages_of(count) - slot->pages;
 		if (!make_room(cache, more)) {
+			if (pinned_before != cache->round) cache->pinned_pages -= slot->pages;
 			slot->pin_round = pinned_before;
 			count_access(cache, 0, count);
 			return grant;
@@ -254,6 +262,7 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 		grant.held = slot->wanted;
 		if (slot->wanted == slot->held) cache->pending[cache->pending_count++] = index;
 		add_pages(cache, slot, more);
+		cache->pinned_pages += more;
 		slot->wanted = count;
 	} else {
 		count_access(cache, count, count);

@@ -291,6 +291,24 @@ static void an_abandoned_round_leaves_nothing_half_filled(void **state)
 	gw_cluster_cache_destroy(cache);
 }
 
+static void what_cannot_fit_drives_nothing_out(void **state)
+{
+	struct gw_cluster_cache *cache = open_cache(4, 0);
+
+	(void)state;
+	assert_int_equal(use(cache, 0, PAGE), 0);
+	assert_int_equal(use(cache, 1, 2 * PAGE), 0);
+	next_round(cache);
+	assert_int_equal(use(cache, 2, 5 * PAGE), NOT_CACHED);
+	assert_int_equal(use(cache, 1, 5 * PAGE), NOT_CACHED);
+	assert_int_equal(use(cache, 0, PAGE), PAGE);
+	assert_int_equal(use(cache, 1, 4 * PAGE), NOT_CACHED);
+	assert_int_equal(gw_cluster_cache_stats(cache).evictions, 0);
+	assert_int_equal(use(cache, 2, 3 * PAGE), 0);
+	assert_int_equal(gw_cluster_cache_stats(cache).evictions, 1);
+	gw_cluster_cache_destroy(cache);
+}
+
 static void recency_forgets_what_the_last_steps_did_not_use(void **state)
 {
 	struct gw_cluster_cache *cache = open_cache(16, 2);
@@ -383,7 +401,8 @@ static void model_use(struct model *model, uint32_t number, uint32_t count)
 		model->stats.miss_clusters++;
 	if (got == NOT_CACHED) {
 		assert_false(fits);
-		/* All that was not pinned is gone; rows that were there stay, pinned. */
+		/* Rows that were there were wanted, and stay. */
+		model->used[number] = model->step;
 		return;
 	}
 	/* Either evicted since, or exactly what was filled. */
@@ -543,6 +562,7 @@ int main(void)
 	    cmocka_unit_test(what_a_round_uses_stays_and_the_rest_is_staged),
 	    cmocka_unit_test(a_page_is_the_smallest_cache),
 	    cmocka_unit_test(an_abandoned_round_leaves_nothing_half_filled),
+	    cmocka_unit_test(what_cannot_fit_drives_nothing_out),
 	    cmocka_unit_test(recency_forgets_what_the_last_steps_did_not_use),
 	    cmocka_unit_test(a_cleared_cache_is_empty),
 	    cmocka_unit_test(long_use_agrees_with_a_model),
