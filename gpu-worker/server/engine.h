@@ -1,0 +1,109 @@
+/* The engine thread: it alone owns the pipeline and the sequences.
+ *
+ * Between it and the event loop are two rings, messages in and events out, and nothing else is
+ * shared. A request belongs to the engine from gw_engine_submit until its last event. One prompt
+ * is prefilled at a time; between prompts every running sequence gets a token. A failure ends the
+ * request that it concerns and no other.
+ */
+#ifndef GW_SERVER_ENGINE_H
+#define GW_SERVER_ENGINE_H
+
+#include "common/runtime/event_loop.h"
+#include "gpu-worker/server/session.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+struct gw_engine;
+
+enum gw_engine_state {
+	GW_ENGINE_STARTING, /* before the first attempt to reach the store */
+	GW_ENGINE_WAITING,  /* the store cannot be reached; tried again */
+	GW_ENGINE_READY,
+	GW_ENGINE_FAILED, /* the store cannot be used, and trying again will not help */
+	GW_ENGINE_ENDED   /* after gw_engine_stop: the last event of all */
+};
+
+enum gw_engine_event_kind {
+	GW_EVENT_STATE,   /* state, text: why */
+	GW_EVENT_OPENED,  /* text: the sequence's id; prompt_tokens, prefix_hit */
+	GW_EVENT_PREFILL, /* done of total */
+	GW_EVENT_TEXT,    /* text: whole characters of the answer; tokens: of the answer so far */
+	GW_EVENT_FINISHED /* result; the last event of a request */
+};
+
+struct gw_engine_result {
+	enum kv_status status;
+	enum gw_finish finish;
+	char message[512]; /* why it failed */
+	json_t *report;    /* gw_session_report; NULL when no sequence was opened. Borrowed. */
+};
+
+enum { GW_EVENT_TEXT_BYTES = 208 };
+
+struct gw_engine_event {
+	enum gw_engine_event_kind kind;
+	enum gw_engine_state state;
+	void *request; /* the `request` of gw_engine_submit */
+	const struct gw_engine_result *result;
+	uint64_t done, total;
+	uint32_t tokens, prompt_tokens, prefix_hit;
+	uint32_t text_length;
+	char text[GW_EVENT_TEXT_BYTES];
+};
+
+/* What the engine needs from the worker around it. All are called on the engine thread. */
+struct gw_engine_hooks {
+	void *context;
+	/* Open store and pipeline. KV_DISCONNECTED and KV_TIMEOUT are tried again. */
+	enum kv_status (*connect)(void *context, struct gw_pipeline **pipeline);
+	void (*disconnect)(void *context);
+	int (*connected)(void *context);
+	/* A sequence ends; then, every 250 ms and at the end: the ones that run. */
+	void (*finished)(void *context, const struct gw_sequence *sequence, int failed);
+	void (*report)(void *context, struct gw_sequence *const *running, uint32_t count);
+};
+
+typedef void gw_engine_callback(void *context, const struct gw_engine_event *event);
+
+struct gw_engine_options {
+	struct kv_allocator *allocator;
+	struct kv_loop *loop;
+	const struct gw_tokenizer *tokenizer;
+	uint32_t max_sequences; /* that run at once, ≤ KN_MAX_DECODE_ROWS */
+	uint32_t max_requests;  /* that wait beside them */
+	struct gw_engine_hooks hooks;
+	gw_engine_callback *on_event; /* on the loop's thread */
+	void *event_context;
+};
+
+/* Start the thread. All functions below belong to the loop's thread. */
+enum kv_status gw_engine_create(const struct gw_engine_options *options, struct gw_engine **engine);
+
+/* End it as gw_engine_stop does, wait for the thread, and free; outstanding requests still get
+ * their last event. NULL is allowed. */
+void gw_engine_destroy(struct gw_engine *engine);
+
+/* Hand a request over. What `asked` points at must stay until the last event. KV_BUSY when as many
+ * as may wait are waiting. *id names it for gw_engine_cancel. */
+enum kv_status gw_engine_submit(
+    struct gw_engine *engine, const struct gw_session_request *asked, void *request, uint64_t *id);
+
+/* Nobody wants the answer any more: the sequence ends at the next step. */
+void gw_engine_cancel(struct gw_engine *engine, uint64_t id);
+
+/* Refuse what has not begun, and finish what runs. */
+void gw_engine_drain(struct gw_engine *engine);
+
+/* End everything at the next step, in a way that others may resume. GW_ENGINE_ENDED follows. */
+void gw_engine_stop(struct gw_engine *engine);
+
+/* Requests without their last event, and those of them that have not begun. */
+uint32_t gw_engine_unfinished(const struct gw_engine *engine);
+uint32_t gw_engine_waiting(const struct gw_engine *engine);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

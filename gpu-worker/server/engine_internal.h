@@ -1,0 +1,64 @@
+/* What the two sides of the engine share. Private to this folder. */
+#ifndef GW_SERVER_ENGINE_INTERNAL_H
+#define GW_SERVER_ENGINE_INTERNAL_H
+
+#include <pthread.h>
+#include <stdbool.h>
+
+#include "common/collect/ring.h"
+#include "gpu-worker/server/engine.h"
+
+/* Loop side: made by gw_engine_submit, freed after its last event. In between the engine's. */
+struct gw_engine_request {
+	struct gw_engine *engine;
+	uint64_t id;
+	void *owner;
+	struct gw_session_request asked;
+	bool begun; /* loop side */
+
+	struct gw_engine_request *next; /* in the waiting queue */
+	struct gw_session *session;
+	bool cancelled;
+	uint64_t progress_ms; /* when the last progress was told */
+	struct gw_engine_result result;
+};
+
+enum gw_message_kind { GW_MESSAGE_SUBMIT, GW_MESSAGE_CANCEL, GW_MESSAGE_DRAIN, GW_MESSAGE_STOP };
+
+struct gw_message {
+	enum gw_message_kind kind;
+	uint64_t id;
+	struct gw_engine_request *request;
+};
+
+struct gw_engine {
+	struct gw_engine_options options;
+	struct kv_ring *in, *out;
+	/* Wakes the engine; the loop has a waker. */
+	pthread_mutex_t mutex;
+	pthread_cond_t wake;
+	bool pending;
+
+	/* Loop side. */
+	struct kv_waker *waker;
+	pthread_t thread;
+	bool thread_runs, stop_sent, ended;
+	uint64_t last_id;
+	uint32_t unfinished, waiting;
+
+	/* Engine side. */
+	struct gw_pipeline *pipeline;
+	enum gw_engine_state state;
+	char reason[GW_EVENT_TEXT_BYTES];
+	struct gw_engine_request *first, *last; /* waiting */
+	struct gw_engine_request *running[KN_MAX_DECODE_ROWS];
+	uint32_t running_count;
+	float *logits; /* [max_batch][vocabulary] */
+	bool draining, stopping;
+	uint64_t report_ms, connect_ms, backoff_ms;
+};
+
+/* engine_thread.c */
+void *gw_engine_main(void *engine);
+
+#endif

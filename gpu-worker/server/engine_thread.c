@@ -1,0 +1,408 @@
+/* The engine thread. Each turn: messages → store there? → begin one waiting request → one token for
+ * every running one → counters. It sleeps only when there is nothing to run. */
+#include <stdio.h>
+#include <string.h>
+#include <time.h>
+
+#include "common/base/clock.h"
+#include "gpu-worker/server/engine_internal.h"
+
+enum { REPORT_MS = 250, PROGRESS_MS = 100, FIRST_BACKOFF_MS = 100, LAST_BACKOFF_MS = 2000 };
+
+/* The loop always reads on, so a full ring passes. */
+static void push(struct gw_engine *engine, const struct gw_engine_event *event)
+{
+	const struct timespec nap = {0, 1000000};
+
+	while (!kv_ring_push(engine->out, event)) {
+		kv_waker_wake(engine->waker);
+		nanosleep(&nap, NULL);
+	}
+	kv_waker_wake(engine->waker);
+}
+
+static void tell_state(struct gw_engine *engine, enum gw_engine_state state, const char *reason)
+{
+	struct gw_engine_event event = {.kind = GW_EVENT_STATE, .state = state};
+
+	if (engine->state == state && strcmp(engine->reason, reason) == 0) return;
+	engine->state = state;
+	snprintf(engine->reason, sizeof engine->reason, "%s", reason);
+	snprintf(event.text, sizeof event.text, "%s", reason);
+	event.text_length = (uint32_t)strlen(event.text);
+	push(engine, &event);
+}
+
+static void append(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	request->next = NULL;
+	if (engine->last != NULL)
+		engine->last->next = request;
+	else
+		engine->first = request;
+	engine->last = request;
+}
+
+static struct gw_engine_request *take_first(struct gw_engine *engine)
+{
+	struct gw_engine_request *request = engine->first;
+
+	engine->first = request->next;
+	if (engine->first == NULL) engine->last = NULL;
+	return request;
+}
+
+/* Closes the session and hands the request back. The thread's error text says why it failed. */
+static void finish(
+    struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status)
+{
+	struct gw_engine_event event = {.kind = GW_EVENT_FINISHED, .request = request};
+	struct gw_engine_result *result = &request->result;
+
+	result->status = status;
+	result->finish = GW_FINISH_ERROR;
+	if (status != KV_OK)
+		snprintf(result->message, sizeof result->message, "%s", kv_error_message());
+	if (request->session != NULL) {
+		if (status == KV_OK) result->finish = gw_session_finish(request->session);
+		/* What broke here, or was interrupted, may go on elsewhere; what nobody wants may not. */
+		if (status != KV_OK && !(request->cancelled && !engine->stopping))
+			gw_session_keep(request->session);
+		result->report = gw_session_report(request->session);
+		engine->options.hooks.finished(
+		    engine->options.hooks.context, gw_session_sequence(request->session), status != KV_OK);
+		gw_session_close(request->session);
+		request->session = NULL;
+	}
+	event.result = result;
+	push(engine, &event);
+}
+
+static enum kv_status why_cancelled(const struct gw_engine *engine)
+{
+	return engine->stopping || engine->draining ? kv_fail(KV_CANCELLED, "the worker is stopping")
+	                                            : kv_fail(KV_CANCELLED, "the client went away");
+}
+
+static void cancel(struct gw_engine *engine, uint64_t id)
+{
+	for (struct gw_engine_request *r = engine->first; r != NULL; r = r->next)
+		if (r->id == id) r->cancelled = true;
+	for (uint32_t i = 0; i < engine->running_count; i++)
+		if (engine->running[i]->id == id) engine->running[i]->cancelled = true;
+}
+
+static void take_messages(struct gw_engine *engine)
+{
+	struct gw_message message;
+
+	while (kv_ring_pop(engine->in, &message)) {
+		switch (message.kind) {
+		case GW_MESSAGE_SUBMIT:
+			append(engine, message.request);
+			break;
+		case GW_MESSAGE_CANCEL:
+			cancel(engine, message.id);
+			break;
+		case GW_MESSAGE_DRAIN:
+			engine->draining = true;
+			break;
+		case GW_MESSAGE_STOP:
+			engine->stopping = true;
+			break;
+		}
+	}
+}
+
+/* Requests that will never begin go back at once, wherever in the queue they are. */
+static void refuse_waiting(struct gw_engine *engine)
+{
+	struct gw_engine_request *request = engine->first, *next;
+	bool all = engine->stopping || engine->draining;
+
+	engine->first = engine->last = NULL;
+	for (; request != NULL; request = next) {
+		next = request->next;
+		if (all || request->cancelled)
+			finish(engine, request, why_cancelled(engine));
+		else if (engine->state == GW_ENGINE_WAITING || engine->state == GW_ENGINE_FAILED)
+			finish(engine, request,
+			    kv_fail(KV_DISCONNECTED, "waiting for the store: %s", engine->reason));
+		else
+			append(engine, request);
+	}
+}
+
+static uint32_t vocabulary_of(const struct gw_pipeline *pipeline)
+{
+	return gw_model_shape(gw_pipeline_options(pipeline)->model)->vocabulary;
+}
+
+static enum kv_status create_logits(struct gw_engine *engine)
+{
+	const struct gw_pipeline_options *o = gw_pipeline_options(engine->pipeline);
+	size_t count = (size_t)o->max_batch * vocabulary_of(engine->pipeline);
+	void *memory;
+
+	KV_TRY(o->ops->buffer_create(o->backend, count * sizeof(float), &memory));
+	engine->logits = memory;
+	return KV_OK;
+}
+
+static void disconnect(struct gw_engine *engine)
+{
+	if (engine->pipeline != NULL && engine->logits != NULL) {
+		const struct gw_pipeline_options *o = gw_pipeline_options(engine->pipeline);
+
+		o->ops->buffer_destroy(o->backend, engine->logits);
+	}
+	engine->logits = NULL;
+	engine->pipeline = NULL;
+	engine->options.hooks.disconnect(engine->options.hooks.context);
+}
+
+static void reach_store(struct gw_engine *engine)
+{
+	const struct gw_engine_hooks *hooks = &engine->options.hooks;
+	enum kv_status status;
+
+	if (engine->pipeline != NULL) {
+		/* Once there, the store client reconnects by itself. */
+		if (hooks->connected(hooks->context))
+			tell_state(engine, GW_ENGINE_READY, "");
+		else
+			tell_state(engine, GW_ENGINE_WAITING, "the connection to the store is lost");
+		return;
+	}
+	if (engine->state == GW_ENGINE_FAILED || kv_now_ms() < engine->connect_ms) return;
+	status = hooks->connect(hooks->context, &engine->pipeline);
+	if (status == KV_OK) status = create_logits(engine);
+	if (status == KV_OK) {
+		tell_state(engine, GW_ENGINE_READY, "");
+		return;
+	}
+	tell_state(engine,
+	    status == KV_DISCONNECTED || status == KV_TIMEOUT ? GW_ENGINE_WAITING : GW_ENGINE_FAILED,
+	    kv_error_message());
+	if (engine->pipeline != NULL) disconnect(engine);
+	engine->backoff_ms = engine->backoff_ms == 0                    ? FIRST_BACKOFF_MS
+	                     : engine->backoff_ms * 2 < LAST_BACKOFF_MS ? engine->backoff_ms * 2
+	                                                                : LAST_BACKOFF_MS;
+	engine->connect_ms = kv_now_ms() + engine->backoff_ms;
+}
+
+/* Bytes of at most `limit` that end at a character. */
+static size_t whole_characters(const char *text, size_t length, size_t limit)
+{
+	size_t end = limit;
+
+	if (length <= limit) return length;
+	while (end > 0 && ((unsigned char)text[end] & 0xC0) == 0x80)
+		end--;
+	return end > 0 ? end : limit;
+}
+
+static void send_text(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	struct gw_engine_event event = {.kind = GW_EVENT_TEXT, .request = request};
+	size_t length = 0;
+	const char *text = gw_session_take(request->session, &length);
+
+	gw_session_tokens(request->session, &event.tokens);
+	while (length > 0) {
+		size_t piece = whole_characters(text, length, sizeof event.text);
+
+		memcpy(event.text, text, piece);
+		event.text_length = (uint32_t)piece;
+		push(engine, &event);
+		text += piece;
+		length -= piece;
+	}
+}
+
+static void show_prefill(void *context, uint64_t done, uint64_t total)
+{
+	struct gw_engine_request *request = context;
+	struct gw_engine *engine = request->engine;
+	struct gw_engine_event event = {.kind = GW_EVENT_PREFILL, .request = request};
+	uint64_t now = kv_now_ms();
+
+	take_messages(engine);
+	if (request->cancelled || engine->stopping)
+		gw_sequence_cancel(gw_session_sequence(request->session));
+	if (done < total && now - request->progress_ms < PROGRESS_MS) return;
+	request->progress_ms = now;
+	event.done = done;
+	event.total = total;
+	push(engine, &event);
+}
+
+static void remove_running(struct gw_engine *engine, uint32_t index)
+{
+	engine->running_count--;
+	memmove(&engine->running[index], &engine->running[index + 1],
+	    (engine->running_count - index) * sizeof engine->running[0]);
+}
+
+static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	struct gw_engine_event event = {.kind = GW_EVENT_OPENED, .request = request};
+	const struct gw_sequence *sequence;
+
+	KV_TRY(gw_session_open(
+	    engine->pipeline, engine->options.tokenizer, &request->asked, &request->session));
+	sequence = gw_session_sequence(request->session);
+	snprintf(event.text, sizeof event.text, "%s", gw_session_id(request->session));
+	event.text_length = (uint32_t)strlen(event.text);
+	event.prompt_tokens = gw_sequence_prompt_tokens(sequence);
+	event.prefix_hit = gw_sequence_prefix_hit(sequence);
+	push(engine, &event);
+	return KV_OK;
+}
+
+static const char LOST[] = "store connection lost during the answer";
+
+/* The sequence's failure in the words that its client gets. */
+static enum kv_status explain(const struct gw_session *session, enum kv_status status)
+{
+	if (status == KV_STALE || status == KV_DISCONNECTED)
+		return kv_fail_prefix(status, "%s (sequence %s)", LOST, gw_session_id(session));
+	return status;
+}
+
+static void begin_one(struct gw_engine *engine)
+{
+	struct gw_engine_request *request;
+	enum kv_status status;
+
+	if (engine->pipeline == NULL || engine->first == NULL ||
+	    engine->running_count == engine->options.max_sequences)
+		return;
+	request = take_first(engine);
+	status = open_session(engine, request);
+	if (status != KV_OK) {
+		finish(engine, request, status);
+		return;
+	}
+	engine->running[engine->running_count++] = request;
+	request->progress_ms = kv_now_ms();
+	status = gw_session_start(request->session, show_prefill, request);
+	if (status == KV_OK) send_text(engine, request);
+	if (status == KV_OK && gw_session_finish(request->session) == GW_RUNNING) return;
+	if (status == KV_CANCELLED) status = why_cancelled(engine);
+	status = explain(request->session, status);
+	remove_running(engine, engine->running_count - 1);
+	finish(engine, request, status);
+}
+
+/* One token for each of some requests. Outcomes are kept in their results for sweep. */
+static void step(
+    struct gw_engine *engine, struct gw_engine_request *const *requests, uint32_t count)
+{
+	struct gw_sequence *batch[KN_MAX_DECODE_ROWS];
+	enum kv_status failures[KN_MAX_DECODE_ROWS] = {KV_OK}, whole;
+	uint32_t vocabulary = vocabulary_of(engine->pipeline);
+	char why[sizeof requests[0]->result.message];
+
+	for (uint32_t i = 0; i < count; i++)
+		batch[i] = gw_session_sequence(requests[i]->session);
+	whole = gw_run_token(engine->pipeline, batch, count, engine->logits, failures);
+	snprintf(why, sizeof why, "%s", kv_error_message());
+	for (uint32_t i = 0; i < count; i++) {
+		struct gw_session *session = requests[i]->session;
+		struct gw_engine_result *result = &requests[i]->result;
+
+		if (whole != KV_OK)
+			result->status = kv_fail(whole, "%s", why);
+		else if (failures[i] != KV_OK)
+			result->status = kv_fail(failures[i], "%s", gw_sequence_failure(batch[i]));
+		else
+			result->status = gw_session_pick(session, engine->logits + (size_t)i * vocabulary);
+		if (result->status == KV_OK) {
+			send_text(engine, requests[i]);
+			continue;
+		}
+		explain(session, result->status);
+		snprintf(result->message, sizeof result->message, "%s", kv_error_message());
+	}
+}
+
+/* Hand back what has ended, was cancelled, or has failed. */
+static void sweep(struct gw_engine *engine)
+{
+	for (uint32_t i = 0; i < engine->running_count;) {
+		struct gw_engine_request *request = engine->running[i];
+		enum kv_status status = request->result.status;
+
+		if (status != KV_OK)
+			kv_fail(status, "%s", request->result.message);
+		else if (gw_session_finish(request->session) == GW_RUNNING &&
+		         (request->cancelled || engine->stopping))
+			status = why_cancelled(engine);
+		else if (gw_session_finish(request->session) == GW_RUNNING) {
+			i++;
+			continue;
+		}
+		remove_running(engine, i);
+		finish(engine, request, status);
+	}
+}
+
+static void step_all(struct gw_engine *engine)
+{
+	uint32_t most = engine->pipeline != NULL ? gw_pipeline_options(engine->pipeline)->max_batch : 1;
+
+	sweep(engine);
+	for (uint32_t at = 0; at < engine->running_count; at += most) {
+		uint32_t left = engine->running_count - at;
+
+		step(engine, engine->running + at, left < most ? left : most);
+	}
+	sweep(engine);
+}
+
+static void report(struct gw_engine *engine)
+{
+	const struct gw_engine_hooks *hooks = &engine->options.hooks;
+	struct gw_sequence *sequences[KN_MAX_DECODE_ROWS];
+
+	if (engine->pipeline == NULL || kv_now_ms() < engine->report_ms) return;
+	engine->report_ms = kv_now_ms() + REPORT_MS;
+	for (uint32_t i = 0; i < engine->running_count; i++)
+		sequences[i] = gw_session_sequence(engine->running[i]->session);
+	hooks->report(hooks->context, sequences, engine->running_count);
+}
+
+static void sleep_until(struct gw_engine *engine, uint64_t deadline_ms)
+{
+	struct timespec until = {(time_t)(deadline_ms / 1000), (long)(deadline_ms % 1000) * 1000000};
+
+	pthread_mutex_lock(&engine->mutex);
+	while (!engine->pending)
+		if (pthread_cond_timedwait(&engine->wake, &engine->mutex, &until) != 0) break;
+	engine->pending = false;
+	pthread_mutex_unlock(&engine->mutex);
+}
+
+void *gw_engine_main(void *context)
+{
+	struct gw_engine *engine = context;
+
+	while (!engine->stopping) {
+		take_messages(engine);
+		reach_store(engine);
+		refuse_waiting(engine);
+		begin_one(engine);
+		step_all(engine);
+		report(engine);
+		if (engine->running_count == 0 && (engine->first == NULL || engine->pipeline == NULL))
+			sleep_until(engine, kv_now_ms() + REPORT_MS);
+	}
+	refuse_waiting(engine);
+	sweep(engine);
+	engine->report_ms = 0;
+	report(engine);
+	disconnect(engine);
+	tell_state(engine, GW_ENGINE_ENDED, "");
+	return NULL;
+}

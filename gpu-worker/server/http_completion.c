@@ -1,0 +1,189 @@
+#include "gpu-worker/server/http_completion.h"
+
+#include <inttypes.h>
+
+static int append(const char *bytes, size_t size, void *context)
+{
+	struct kv_text_buffer *out = context;
+
+	kv_text_append(out, bytes, size);
+	return kv_text_status(out) == KV_OK ? 0 : -1;
+}
+
+/* Takes the reference. What could not be built or written makes the buffer fail. */
+static void put_json(struct kv_text_buffer *out, json_t *object)
+{
+	if (object == NULL ||
+	    json_dump_callback(object, append, out, JSON_COMPACT | JSON_REAL_PRECISION(9)) != 0)
+		if (kv_text_status(out) == KV_OK)
+			out->status = kv_fail(KV_NO_MEMORY, "an answer cannot be written");
+	json_decref(object);
+}
+
+static void put_event(struct kv_text_buffer *out, json_t *object)
+{
+	kv_text_put(out, "data: ");
+	put_json(out, object);
+	kv_text_put(out, "\n\n");
+}
+
+static json_t *finish_reason(enum gw_finish finish)
+{
+	return finish == GW_RUNNING ? json_null() : json_string(gw_finish_text(finish));
+}
+
+/* The one choice. `first`: a chat's first delta names the role. */
+static json_t *choice(const struct gw_answer *answer, const char *key, const char *text,
+    size_t length, enum gw_finish finish, int first)
+{
+	json_t *content = json_stringn_nocheck(text, length), *part;
+
+	if (!answer->chat)
+		return json_pack("{s:i, s:o, s:n, s:o}", "index", 0, "text", content, "logprobs",
+		    "finish_reason", finish_reason(finish));
+	part = first ? json_pack("{s:s, s:o}", "role", "assistant", "content", content)
+	             : json_pack("{s:o}", "content", content);
+	return json_pack("{s:i, s:o, s:n, s:o}", "index", 0, key, part, "logprobs", "finish_reason",
+	    finish_reason(finish));
+}
+
+/* Takes the references of `one` and `own`. */
+static json_t *envelope(
+    const struct gw_answer *answer, const char *object, json_t *one, json_t *usage, json_t *own)
+{
+	json_t *made = json_pack("{s:s, s:s, s:I, s:s, s:[o]}", "id", answer->id, "object", object,
+	    "created", (json_int_t)answer->created, "model", answer->model, "choices", one);
+
+	if (usage != NULL) json_object_set_new(made, "usage", usage);
+	if (own != NULL) json_object_set_new(made, "clusterkv", own);
+	return made;
+}
+
+static const char *chunk_name(const struct gw_answer *answer)
+{
+	return answer->chat ? "chat.completion.chunk" : "text_completion";
+}
+
+void gw_answer_first(struct kv_text_buffer *out, const struct gw_answer *answer,
+    uint32_t prompt_tokens, uint32_t prefix_hit)
+{
+	json_t *own = json_pack("{s:s, s:I, s:I}", "sequence", answer->sequence, "prompt_tokens",
+	    (json_int_t)prompt_tokens, "prefix_hit_tokens", (json_int_t)prefix_hit);
+
+	put_event(out, envelope(answer, chunk_name(answer),
+	                   choice(answer, "delta", "", 0, GW_RUNNING, 1), NULL, own));
+}
+
+void gw_answer_progress(struct kv_text_buffer *out, uint64_t done, uint64_t total)
+{
+	kv_text_printf(out, ": prefill %" PRIu64 "/%" PRIu64 "\n\n", done, total);
+}
+
+void gw_answer_text(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
+    size_t length, uint32_t tokens)
+{
+	json_t *own = json_pack("{s:I}", "tokens", (json_int_t)tokens);
+
+	put_event(out, envelope(answer, chunk_name(answer),
+	                   choice(answer, "delta", text, length, GW_RUNNING, 0), NULL, own));
+}
+
+static json_int_t number_in(const json_t *report, const char *name)
+{
+	return json_integer_value(json_object_get(report, name));
+}
+
+static json_t *usage_of(const json_t *report)
+{
+	json_int_t prompt = number_in(report, "prompt_tokens");
+	json_int_t answer = (json_int_t)json_array_size(json_object_get(report, "tokens"));
+
+	return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
+	    answer, "total_tokens", prompt + answer, "prompt_tokens_details", "cached_tokens",
+	    number_in(report, "prefix_hit_tokens"));
+}
+
+/* The report without what the answer says already, and without tokens that the client has. */
+static json_t *own_part(const struct gw_answer *answer, const json_t *report)
+{
+	json_t *own = json_copy((json_t *)(uintptr_t)report), *tokens = json_array();
+	const json_t *all = json_object_get(report, "tokens");
+
+	for (size_t i = answer->have_tokens; i < json_array_size(all); i++)
+		json_array_append(tokens, json_array_get(all, i));
+	json_object_set_new(own, "tokens", tokens);
+	json_object_del(own, "text");
+	json_object_del(own, "finish_reason");
+	return own;
+}
+
+void gw_answer_last(struct kv_text_buffer *out, const struct gw_answer *answer,
+    enum gw_finish finish, const json_t *report)
+{
+	json_t *one = answer->chat ? json_pack("{s:i, s:{}, s:o}", "index", 0, "delta", "finish_reason",
+	                                 finish_reason(finish))
+	                           : choice(answer, "text", "", 0, finish, 0);
+
+	put_event(
+	    out, envelope(answer, chunk_name(answer), one, usage_of(report), own_part(answer, report)));
+	kv_text_put(out, "data: [DONE]\n\n");
+}
+
+void gw_answer_whole(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
+    size_t length, enum gw_finish finish, const json_t *report)
+{
+	put_json(out, envelope(answer, answer->chat ? "chat.completion" : "text_completion",
+	                  choice(answer, "message", text, length, finish, 1), usage_of(report),
+	                  own_part(answer, report)));
+	kv_text_put(out, "\n");
+}
+
+struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
+{
+	static const char bad[] = "invalid_request_error", broken[] = "server_error";
+	const struct gw_http_error full = {503, broken, "store_full"};
+	const struct gw_http_error held = {409, bad, "sequence_in_use"};
+	static const struct {
+		enum kv_status status;
+		struct gw_http_error error;
+	} table[] = {
+	    {KV_INVALID, {400, bad, NULL}},
+	    {KV_LIMIT, {400, bad, "context_length_exceeded"}},
+	    {KV_UNSUPPORTED, {400, bad, "unsupported"}},
+	    {KV_NOT_FOUND, {404, bad, "sequence_not_found"}},
+	    {KV_EXISTS, {409, bad, "sequence_in_use"}},
+	    {KV_REFUSED, {409, bad, "sequence_refused"}},
+	    {KV_BUSY, {429, "rate_limit_error", "too_many_requests"}},
+	    {KV_STALE, {503, broken, "store_lost"}},
+	    {KV_DISCONNECTED, {503, broken, "store_unavailable"}},
+	    {KV_TIMEOUT, {503, broken, "store_timeout"}},
+	    {KV_CANCELLED, {503, broken, "stopping"}},
+	};
+
+	if (by_engine && status == KV_LIMIT) return full;
+	if (by_engine && status == KV_BUSY) return held;
+	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
+		if (table[i].status == status) return table[i].error;
+	return (struct gw_http_error){500, broken, NULL};
+}
+
+void gw_error_body(struct kv_text_buffer *out, const struct gw_http_error *error,
+    const char *message, const char *sequence, int event)
+{
+	json_t *text = json_string(message);
+	json_t *body;
+
+	/* A message may quote what the client sent. */
+	if (text == NULL) text = json_string("the request failed");
+	body = json_pack("{s:{s:o, s:s, s:n, s:s?}}", "error", "message", text, "type", error->type,
+	    "param", "code", error->name);
+	if (sequence[0] != '\0')
+		json_object_set_new(body, "clusterkv", json_pack("{s:s}", "sequence", sequence));
+	if (!event) {
+		put_json(out, body);
+		kv_text_put(out, "\n");
+		return;
+	}
+	put_event(out, body);
+	kv_text_put(out, "data: [DONE]\n\n");
+}

@@ -1,0 +1,54 @@
+/* What a client is told: bodies in OpenAI's shape, whole or as server-sent events. */
+#ifndef GW_SERVER_HTTP_COMPLETION_H
+#define GW_SERVER_HTTP_COMPLETION_H
+
+#include "common/runtime/text_buffer.h"
+#include "gpu-worker/server/session.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What all parts of one answer repeat. */
+struct gw_answer {
+	char id[96];       /* "cmpl-…" */
+	char sequence[64]; /* "" until it is known */
+	const char *model;
+	int64_t created; /* seconds since 1970 */
+	int chat;
+	uint32_t have_tokens; /* left out of the answer's tokens */
+};
+
+/* All append to `out`, whose status tells whether that worked. */
+
+/* The first event: the sequence's id, and how much of the prompt was found. */
+void gw_answer_first(struct kv_text_buffer *out, const struct gw_answer *answer,
+    uint32_t prompt_tokens, uint32_t prefix_hit);
+/* A comment line that clients ignore unless they draw a bar. */
+void gw_answer_progress(struct kv_text_buffer *out, uint64_t done, uint64_t total);
+/* New text; `tokens` of the answer are behind it. */
+void gw_answer_text(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
+    size_t length, uint32_t tokens);
+/* The last event and the end mark. `report`: gw_session_report, borrowed. */
+void gw_answer_last(struct kv_text_buffer *out, const struct gw_answer *answer,
+    enum gw_finish finish, const json_t *report);
+/* The whole answer as one body. */
+void gw_answer_whole(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
+    size_t length, enum gw_finish finish, const json_t *report);
+
+struct gw_http_error {
+	unsigned code;    /* HTTP status */
+	const char *type; /* OpenAI's error type */
+	const char *name; /* OpenAI's error code, or NULL */
+};
+
+/* How a status is told. Limits mean another thing where the engine met them: `by_engine`. */
+struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine);
+/* A body, or with `event` an event and the end mark. `sequence` may be "". */
+void gw_error_body(struct kv_text_buffer *out, const struct gw_http_error *error,
+    const char *message, const char *sequence, int event);
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,388 @@
+/* One request from its first byte to its last:
+ *
+ *     body → parse (pool thread) → engine → response, whole or as a stream → completed
+ *
+ * While nothing can be written the connection is suspended. The daemon does not look at a suspended
+ * connection's socket, so that is watched here. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "gpu-worker/server/http_internal.h"
+
+enum { OUT_LIMIT = 256 << 20, STREAM_BLOCK = 8192 };
+
+enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Connection *connection,
+    enum gw_route route, struct gw_exchange **exchange)
+{
+	struct gw_exchange *made = kv_alloc_zero(server->options.allocator, sizeof *made);
+
+	if (made == NULL) return KV_NO_MEMORY;
+	made->server = server;
+	made->allocator = server->options.allocator;
+	made->connection = connection;
+	made->route = route;
+	made->model = server->options.model;
+	made->start_ms = kv_now_ms();
+	kv_text_init(&made->body, made->allocator, (size_t)server->options.max_body);
+	kv_text_init(&made->out, made->allocator, OUT_LIMIT);
+	kv_list_init(&made->node);
+	kv_list_push_back(&server->exchanges, &made->node);
+	server->exchange_count++;
+	*exchange = made;
+	return KV_OK;
+}
+
+/* Free it when nobody works on it any more. */
+static void release(struct gw_exchange *exchange)
+{
+	if (exchange->connection != NULL || exchange->parsing || exchange->in_engine) return;
+	if (exchange->server != NULL) {
+		kv_list_remove(&exchange->node);
+		exchange->server->exchange_count--;
+	}
+	gw_http_request_deinit(&exchange->request);
+	kv_text_deinit(&exchange->body);
+	kv_text_deinit(&exchange->out);
+	kv_free(exchange->allocator, exchange);
+}
+
+static void suspend(struct gw_exchange *exchange)
+{
+	exchange->suspended = true;
+	MHD_suspend_connection(exchange->connection);
+}
+
+static void resume(struct gw_exchange *exchange)
+{
+	if (!exchange->suspended) return;
+	exchange->suspended = false;
+	MHD_resume_connection(exchange->connection);
+	if (exchange->server != NULL) exchange->server->kick = true;
+}
+
+static void unwatch(struct gw_exchange *exchange)
+{
+	kv_watch_close(exchange->hangup);
+	exchange->hangup = NULL;
+}
+
+static void on_hangup(void *context, struct kv_watch *watch, unsigned events)
+{
+	struct gw_exchange *exchange = context;
+
+	(void)watch;
+	(void)events;
+	unwatch(exchange);
+	exchange->gone = true;
+	if (exchange->in_engine)
+		gw_engine_cancel(exchange->server->options.engine, exchange->engine_id);
+	resume(exchange);
+}
+
+static void watch_hangup(struct gw_exchange *exchange)
+{
+	const union MHD_ConnectionInfo *info =
+	    MHD_get_connection_info(exchange->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+
+	if (info == NULL) return;
+	if (kv_loop_watch_fd(exchange->server->options.loop, info->connect_fd, KV_LOOP_HANGUP,
+	        on_hangup, exchange, &exchange->hangup) != KV_OK)
+		kv_warning("http", "a connection cannot be watched: %s", kv_error_message());
+}
+
+static void fail(
+    struct gw_exchange *exchange, const struct gw_http_error *error, const char *message)
+{
+	if (!exchange->streaming) kv_text_reset(&exchange->out);
+	gw_error_body(&exchange->out, error, message, exchange->answer.sequence, exchange->streaming);
+	exchange->code = error->code;
+	exchange->complete = true;
+	resume(exchange);
+}
+
+static void fail_with(
+    struct gw_exchange *exchange, enum kv_status status, int by_engine, const char *message)
+{
+	struct gw_http_error error = gw_http_error_of(status, by_engine);
+
+	fail(exchange, &error, message);
+}
+
+/* On a pool thread. */
+static void parse(void *context)
+{
+	struct gw_exchange *exchange = context;
+
+	exchange->parse_status =
+	    gw_http_request_parse(&exchange->request, exchange->allocator, &exchange->model,
+	        exchange->route == GW_ROUTE_CHAT, kv_text(&exchange->body), exchange->body.length);
+	if (exchange->parse_status != KV_OK)
+		snprintf(exchange->parse_message, sizeof exchange->parse_message, "%s", kv_error_message());
+}
+
+static void describe_answer(struct gw_exchange *exchange)
+{
+	struct gw_answer *answer = &exchange->answer;
+
+	snprintf(answer->id, sizeof answer->id, "%s-%016llx",
+	    exchange->request.chat ? "chatcmpl" : "cmpl", (unsigned long long)kv_random_entropy());
+	answer->model = exchange->server->options.model.name;
+	answer->created = (int64_t)(kv_wall_ms() / 1000);
+	answer->chat = exchange->request.chat;
+	answer->have_tokens = exchange->request.session.have_tokens;
+}
+
+static void parsed(void *context)
+{
+	struct gw_exchange *exchange = context;
+	enum kv_status status = exchange->parse_status;
+
+	exchange->parsing = false;
+	if (exchange->server == NULL || exchange->connection == NULL || exchange->gone) {
+		release(exchange);
+		return;
+	}
+	kv_text_deinit(&exchange->body);
+	if (status != KV_OK) {
+		fail_with(exchange, status, 0, exchange->parse_message);
+		return;
+	}
+	describe_answer(exchange);
+	status = gw_engine_submit(exchange->server->options.engine, &exchange->request.session,
+	    exchange, &exchange->engine_id);
+	if (status == KV_OK)
+		exchange->in_engine = true;
+	else
+		fail_with(exchange, status, 0, kv_error_message());
+}
+
+static void put_health(struct gw_exchange *exchange)
+{
+	const struct gw_http_server *server = exchange->server;
+	const struct gw_engine *engine = server->options.engine;
+	uint32_t waiting = gw_engine_waiting(engine);
+	int ready = server->state == GW_ENGINE_READY && !server->draining;
+	const char *word = server->draining                     ? "stopping"
+	                   : server->state == GW_ENGINE_READY   ? "ok"
+	                   : server->state == GW_ENGINE_WAITING ? "waiting for the store"
+	                   : server->state == GW_ENGINE_FAILED  ? "failed"
+	                                                        : "starting";
+
+	kv_text_put(&exchange->out, "{\"status\":");
+	kv_text_put_json(&exchange->out, word);
+	if (server->reason[0] != '\0') {
+		kv_text_put(&exchange->out, ",\"reason\":");
+		kv_text_put_json(&exchange->out, server->reason);
+	}
+	kv_text_put(&exchange->out, ",\"model\":");
+	kv_text_put_json(&exchange->out, server->options.model.name);
+	kv_text_put(&exchange->out, ",\"store\":");
+	kv_text_put_json(&exchange->out, server->options.store);
+	kv_text_printf(&exchange->out, ",\"running\":%u,\"waiting\":%u}\n",
+	    gw_engine_unfinished(engine) - waiting, waiting);
+	exchange->code = ready ? 200 : 503;
+}
+
+static void put_models(struct gw_exchange *exchange)
+{
+	const struct gw_http_model *model = &exchange->server->options.model;
+
+	kv_text_put(&exchange->out, "{\"object\":\"list\",\"data\":[{\"id\":");
+	kv_text_put_json(&exchange->out, model->name);
+	kv_text_printf(&exchange->out,
+	    ",\"object\":\"model\",\"created\":0,\"owned_by\":\"clusterkv\",\"context_length\":%u}]}\n",
+	    model->context);
+	exchange->code = 200;
+}
+
+static void begin_completion(struct gw_exchange *exchange)
+{
+	static const struct gw_http_error large = {413, "invalid_request_error", "body_too_large"};
+	struct gw_http_server *server = exchange->server;
+	char message[128];
+
+	if (server->draining) {
+		fail_with(exchange, KV_CANCELLED, 0, "the worker is stopping");
+		return;
+	}
+	if (kv_text_status(&exchange->body) == KV_LIMIT) {
+		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
+		    (unsigned long long)server->options.max_body);
+		fail(exchange, &large, message);
+		return;
+	}
+	if (kv_text_status(&exchange->body) != KV_OK) {
+		fail_with(exchange, kv_text_status(&exchange->body), 0, "no memory for the body");
+		return;
+	}
+	if (kv_loop_work(server->options.loop, parse, parsed, exchange) != KV_OK) {
+		fail_with(exchange, KV_BUSY, 0, kv_error_message());
+		return;
+	}
+	exchange->parsing = true;
+	watch_hangup(exchange);
+	suspend(exchange);
+}
+
+enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
+{
+	exchange->begun = true;
+	switch (exchange->route) {
+	case GW_ROUTE_HEALTH:
+		put_health(exchange);
+		break;
+	case GW_ROUTE_MODELS:
+		put_models(exchange);
+		break;
+	case GW_ROUTE_COMPLETIONS:
+	case GW_ROUTE_CHAT:
+		begin_completion(exchange);
+		break;
+	}
+	return exchange->suspended ? MHD_YES : gw_exchange_answer(exchange);
+}
+
+/* The daemon asks for more of a stream. */
+static ssize_t read_stream(void *context, uint64_t position, char *buffer, size_t capacity)
+{
+	struct gw_exchange *exchange = context;
+	size_t there = exchange->out.length - exchange->sent;
+
+	(void)position;
+	if (exchange->gone || kv_text_status(&exchange->out) != KV_OK)
+		return MHD_CONTENT_READER_END_WITH_ERROR;
+	if (there > 0) {
+		if (there > capacity) there = capacity;
+		memcpy(buffer, kv_text(&exchange->out) + exchange->sent, there);
+		exchange->sent += there;
+		if (exchange->sent == exchange->out.length) {
+			kv_text_reset(&exchange->out);
+			exchange->sent = 0;
+		}
+		return (ssize_t)there;
+	}
+	if (exchange->complete) return MHD_CONTENT_READER_END_OF_STREAM;
+	suspend(exchange);
+	return 0;
+}
+
+enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
+{
+	struct MHD_Response *response;
+	enum MHD_Result result;
+
+	if (exchange->gone) return MHD_NO;
+	if (exchange->answered) return MHD_YES;
+	if (!exchange->streaming) {
+		if (kv_text_status(&exchange->out) != KV_OK) return MHD_NO;
+		exchange->answered = true;
+		return gw_http_respond(
+		    exchange->server, exchange->connection, exchange->code, &exchange->out, NULL);
+	}
+	response = MHD_create_response_from_callback(
+	    MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, exchange, NULL);
+	if (response == NULL) return MHD_NO;
+	MHD_add_response_header(response, "Content-Type", "text/event-stream");
+	MHD_add_response_header(response, "Cache-Control", "no-cache");
+	MHD_add_response_header(response, "X-Accel-Buffering", "no");
+	exchange->answered = true;
+	result = MHD_queue_response(exchange->connection, 200, response);
+	MHD_destroy_response(response);
+	return result;
+}
+
+static void log_end(const struct gw_exchange *exchange, const struct gw_engine_result *result)
+{
+	const json_t *report = result->report;
+
+	kv_info("http", "answer %s sequence=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
+	    result->status == KV_OK ? gw_finish_text(result->finish) : kv_status_text(result->status),
+	    exchange->answer.sequence[0] != '\0' ? exchange->answer.sequence : "-",
+	    (long long)json_integer_value(json_object_get(report, "prompt_tokens")),
+	    (long long)json_integer_value(json_object_get(report, "prefix_hit_tokens")),
+	    json_array_size(json_object_get(report, "tokens")),
+	    (unsigned long long)(kv_now_ms() - exchange->start_ms), result->status == KV_OK ? "" : ": ",
+	    result->status == KV_OK ? "" : result->message);
+}
+
+static void finish(struct gw_exchange *exchange, const struct gw_engine_result *result)
+{
+	struct kv_text_buffer whole;
+
+	if (result->status != KV_OK) {
+		fail_with(exchange, result->status, 1, result->message);
+		return;
+	}
+	if (exchange->streaming) {
+		gw_answer_last(&exchange->out, &exchange->answer, result->finish, result->report);
+	} else {
+		kv_text_init(&whole, exchange->allocator, OUT_LIMIT);
+		gw_answer_whole(&whole, &exchange->answer, kv_text(&exchange->out), exchange->out.length,
+		    result->finish, result->report);
+		kv_text_deinit(&exchange->out);
+		exchange->out = whole;
+		exchange->code = 200;
+	}
+	exchange->complete = true;
+	resume(exchange);
+}
+
+static void opened(struct gw_exchange *exchange, const struct gw_engine_event *event)
+{
+	snprintf(exchange->answer.sequence, sizeof exchange->answer.sequence, "%.63s", event->text);
+	if (!exchange->request.stream) return;
+	exchange->streaming = true;
+	gw_answer_first(&exchange->out, &exchange->answer, event->prompt_tokens, event->prefix_hit);
+	resume(exchange);
+}
+
+void gw_exchange_event(struct gw_exchange *exchange, const struct gw_engine_event *event)
+{
+	switch (event->kind) {
+	case GW_EVENT_STATE:
+		break;
+	case GW_EVENT_OPENED:
+		opened(exchange, event);
+		break;
+	case GW_EVENT_PREFILL:
+		if (!exchange->streaming) break;
+		gw_answer_progress(&exchange->out, event->done, event->total);
+		resume(exchange);
+		break;
+	case GW_EVENT_TEXT:
+		if (!exchange->streaming) {
+			kv_text_append(&exchange->out, event->text, event->text_length);
+			break;
+		}
+		gw_answer_text(
+		    &exchange->out, &exchange->answer, event->text, event->text_length, event->tokens);
+		resume(exchange);
+		break;
+	case GW_EVENT_FINISHED:
+		exchange->in_engine = false;
+		log_end(exchange, event->result);
+		if (exchange->connection != NULL) finish(exchange, event->result);
+		release(exchange);
+		break;
+	}
+}
+
+void gw_exchange_completed(struct gw_exchange *exchange)
+{
+	unwatch(exchange);
+	exchange->connection = NULL;
+	exchange->gone = true;
+	if (exchange->in_engine)
+		gw_engine_cancel(exchange->server->options.engine, exchange->engine_id);
+	release(exchange);
+}
+
+void gw_exchange_abandon(struct gw_exchange *exchange)
+{
+	unwatch(exchange);
+	resume(exchange);
+	exchange->gone = true;
+	exchange->in_engine = false;
+}

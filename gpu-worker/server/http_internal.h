@@ -1,0 +1,76 @@
+/* The server and its exchanges. Private to this folder. */
+#ifndef GW_SERVER_HTTP_INTERNAL_H
+#define GW_SERVER_HTTP_INTERNAL_H
+
+#include <microhttpd.h>
+#include <stdbool.h>
+
+#include "common/collect/list.h"
+#include "gpu-worker/server/http_completion.h"
+#include "gpu-worker/server/http_server.h"
+
+struct gw_http_server {
+	struct gw_http_options options;
+	struct MHD_Daemon *daemon;
+	struct kv_watch *watch; /* of the daemon's epoll descriptor */
+	struct kv_timer *timer; /* of the daemon's next deadline */
+	int listen_fd;
+	char address[128];
+	enum gw_engine_state state;
+	char reason[GW_EVENT_TEXT_BYTES];
+	bool draining;
+	bool kick; /* a connection was resumed: the daemon must run before the loop sleeps */
+	uint32_t exchange_count;
+	struct kv_list exchanges;
+};
+
+enum gw_route { GW_ROUTE_COMPLETIONS, GW_ROUTE_CHAT, GW_ROUTE_MODELS, GW_ROUTE_HEALTH };
+
+/* One request and its answer. It lives as long as anybody works on it: the connection, a pool
+ * thread, the engine. */
+struct gw_exchange {
+	struct kv_list node;           /* in the server's list */
+	struct gw_http_server *server; /* NULL once the server is gone */
+	struct kv_allocator *allocator;
+	struct MHD_Connection *connection; /* NULL once the daemon is done with it */
+	enum gw_route route;
+	bool begun, suspended, answered; /* body is there; connection waits; response is queued */
+	bool gone;                       /* the client went away */
+	struct kv_watch *hangup;
+
+	struct gw_http_model model; /* for the pool thread, which may outlive the server */
+	struct kv_text_buffer body;
+	struct gw_http_request request;
+	enum kv_status parse_status;
+	char parse_message[512];
+	bool parsing, in_engine;
+	uint64_t engine_id;
+
+	unsigned code; /* of the response; 0: not known yet */
+	bool streaming, complete;
+	struct kv_text_buffer out;
+	size_t sent; /* of `out` */
+	struct gw_answer answer;
+	uint64_t start_ms;
+};
+
+/* http_exchange.c */
+enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Connection *connection,
+    enum gw_route route, struct gw_exchange **exchange);
+/* The whole body is there. */
+enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange);
+/* The connection may be written to: queue the response, if it is known. */
+enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange);
+void gw_exchange_event(struct gw_exchange *exchange, const struct gw_engine_event *event);
+/* The daemon is done with the connection's request. */
+void gw_exchange_completed(struct gw_exchange *exchange);
+/* Nothing will come from server and engine any more. */
+void gw_exchange_abandon(struct gw_exchange *exchange);
+
+/* http_server.c */
+enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
+    unsigned code, const struct kv_text_buffer *body, const char *allow);
+enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,
+    const struct gw_http_error *error, const char *message, const char *allow);
+
+#endif

@@ -1,0 +1,332 @@
+#include "gpu-worker/server/http_request.h"
+
+#include <string.h>
+
+/* What is absent or null keeps the value that it has. */
+static json_t *field(const json_t *body, const char *name)
+{
+	json_t *value = json_object_get(body, name);
+
+	return json_is_null(value) ? NULL : value;
+}
+
+static enum kv_status wrong_type(const char *name, const char *expected)
+{
+	return kv_fail(KV_INVALID, "%s: must be %s", name, expected);
+}
+
+static enum kv_status read_flag(const json_t *body, const char *name, int *flag)
+{
+	const json_t *value = field(body, name);
+
+	if (value == NULL) return KV_OK;
+	if (!json_is_boolean(value)) return wrong_type(name, "true or false");
+	*flag = json_is_true(value);
+	return KV_OK;
+}
+
+static enum kv_status read_integer(
+    const json_t *body, const char *name, json_int_t least, json_int_t most, json_int_t *number)
+{
+	const json_t *value = field(body, name);
+
+	if (value == NULL) return KV_OK;
+	if (!json_is_integer(value)) return wrong_type(name, "an integer");
+	if (json_integer_value(value) < least || json_integer_value(value) > most)
+		return kv_fail(KV_INVALID, "%s: %lld is out of range, must be %lld to %lld", name,
+		    (long long)json_integer_value(value), (long long)least, (long long)most);
+	*number = json_integer_value(value);
+	return KV_OK;
+}
+
+static enum kv_status read_u32(const json_t *body, const char *name, uint32_t least, uint32_t *out)
+{
+	json_int_t number = *out;
+
+	KV_TRY(read_integer(body, name, least, UINT32_MAX, &number));
+	*out = (uint32_t)number;
+	return KV_OK;
+}
+
+static enum kv_status read_real(const json_t *body, const char *name, float *out)
+{
+	const json_t *value = field(body, name);
+
+	if (value == NULL) return KV_OK;
+	if (!json_is_number(value)) return wrong_type(name, "a number");
+	*out = (float)json_number_value(value);
+	return KV_OK;
+}
+
+/* Ids are written to logs and into addresses, so they are plain. */
+static enum kv_status read_id(const json_t *body, const char *name, const char **id)
+{
+	const json_t *value = field(body, name);
+	const char *text;
+	size_t length;
+
+	if (value == NULL) return KV_OK;
+	if (!json_is_string(value)) return wrong_type(name, "a string");
+	text = json_string_value(value);
+	length = json_string_length(value);
+	if (length == 0 || length >= KVW_MAX_SEQUENCE_ID)
+		return kv_fail(KV_INVALID, "%s: a sequence id has 1 to %d characters, not %zu", name,
+		    KVW_MAX_SEQUENCE_ID - 1, length);
+	for (size_t i = 0; i < length; i++)
+		if (text[i] <= ' ' || text[i] > '~')
+			return kv_fail(
+			    KV_INVALID, "%s: a sequence id is made of visible ASCII characters", name);
+	*id = text;
+	return KV_OK;
+}
+
+static enum kv_status add_stop(struct gw_http_request *request, const json_t *value)
+{
+	if (!json_is_string(value)) return wrong_type("stop", "a string or an array of strings");
+	if (request->session.stop_count == GW_MAX_STOPS)
+		return kv_fail(KV_INVALID, "stop: at most %d texts", GW_MAX_STOPS);
+	if (json_string_length(value) == 0 || json_string_length(value) > GW_MAX_STOP_BYTES)
+		return kv_fail(KV_INVALID, "stop: a text has 1 to %d bytes, not %zu", GW_MAX_STOP_BYTES,
+		    json_string_length(value));
+	request->stops[request->session.stop_count++] = json_string_value(value);
+	return KV_OK;
+}
+
+static enum kv_status read_stops(struct gw_http_request *request)
+{
+	const json_t *value = field(request->body, "stop");
+
+	if (value == NULL) return KV_OK;
+	if (!json_is_array(value)) return add_stop(request, value);
+	for (size_t i = 0; i < json_array_size(value); i++)
+		KV_TRY(add_stop(request, json_array_get(value, i)));
+	return KV_OK;
+}
+
+static enum kv_status read_sampling(const json_t *body, struct gw_sampler_options *sampling)
+{
+	struct gw_sampler sampler;
+	json_int_t seed = 0;
+
+	sampling->temperature = 1.0F;
+	sampling->top_p = 1.0F;
+	KV_TRY(read_real(body, "temperature", &sampling->temperature));
+	KV_TRY(read_real(body, "top_p", &sampling->top_p));
+	KV_TRY(read_u32(body, "top_k", 0, &sampling->top_k));
+	KV_TRY(read_integer(body, "seed", INT64_MIN, INT64_MAX, &seed));
+	sampling->seed = field(body, "seed") != NULL ? (uint64_t)seed : kv_random_entropy();
+	return gw_sampler_init(&sampler, sampling);
+}
+
+static enum kv_status read_token_ids(
+    struct gw_http_request *request, const struct gw_http_model *model, const json_t *prompt)
+{
+	size_t count = json_array_size(prompt);
+	json_int_t id;
+
+	if (count > model->context)
+		return kv_fail(
+		    KV_LIMIT, "prompt: %zu tokens, but this model's context is %u", count, model->context);
+	request->tokens = kv_alloc_array(request->allocator, count, sizeof *request->tokens);
+	if (request->tokens == NULL) return KV_NO_MEMORY;
+	for (size_t i = 0; i < count; i++) {
+		const json_t *value = json_array_get(prompt, i);
+
+		if (!json_is_integer(value))
+			return wrong_type("prompt", "one string or one array of token ids");
+		id = json_integer_value(value);
+		if (id < 0 || id >= (json_int_t)model->vocabulary)
+			return kv_fail(KV_INVALID,
+			    "prompt: token %lld at position %zu is outside the "
+			    "vocabulary of %u",
+			    (long long)id, i, model->vocabulary);
+		request->tokens[i] = (int32_t)id;
+	}
+	request->session.token_count = (uint32_t)count;
+	return KV_OK;
+}
+
+static enum kv_status read_prompt(
+    struct gw_http_request *request, const struct gw_http_model *model, int parse_special)
+{
+	const json_t *prompt = field(request->body, "prompt");
+
+	if (prompt == NULL) return kv_fail(KV_INVALID, "prompt: is missing");
+	if (json_is_array(prompt)) return read_token_ids(request, model, prompt);
+	if (!json_is_string(prompt))
+		return wrong_type("prompt", "one string or one array of token ids");
+	return gw_tokenizer_encode(model->tokenizer, request->allocator, json_string_value(prompt),
+	    json_string_length(prompt), parse_special, 1, &request->tokens,
+	    &request->session.token_count);
+}
+
+/* The content of a message: a text, or parts that are all text. *joined is owned by the caller. */
+static enum kv_status read_content(
+    struct kv_allocator *allocator, const json_t *content, size_t message, char **joined)
+{
+	size_t length = 0, parts = json_array_size(content);
+	char *text;
+
+	if (json_is_string(content)) {
+		*joined = kv_strdup(allocator, json_string_value(content));
+		return *joined != NULL ? KV_OK : KV_NO_MEMORY;
+	}
+	if (!json_is_array(content))
+		return kv_fail(KV_INVALID, "messages: content of message %zu must be a string", message);
+	for (size_t i = 0; i < parts; i++) {
+		const json_t *part = json_array_get(content, i);
+		const char *type = json_string_value(json_object_get(part, "type"));
+
+		if (type == NULL || strcmp(type, "text") != 0 ||
+		    !json_is_string(json_object_get(part, "text")))
+			return kv_fail(KV_INVALID,
+			    "messages: content of message %zu must be a string or parts of type text", message);
+		length += json_string_length(json_object_get(part, "text"));
+	}
+	text = kv_alloc(allocator, length + 1);
+	if (text == NULL) return KV_NO_MEMORY;
+	length = 0;
+	for (size_t i = 0; i < parts; i++) {
+		const json_t *part = json_object_get(json_array_get(content, i), "text");
+
+		memcpy(text + length, json_string_value(part), json_string_length(part));
+		length += json_string_length(part);
+	}
+	text[length] = '\0';
+	*joined = text;
+	return KV_OK;
+}
+
+static enum kv_status read_message(struct kv_allocator *allocator, const json_t *message,
+    size_t number, struct gw_chat_message *out, char **content)
+{
+	const json_t *role = json_object_get(message, "role");
+
+	if (!json_is_object(message) || !json_is_string(role))
+		return kv_fail(KV_INVALID,
+		    "messages: message %zu must be an object with a role and a content", number);
+	KV_TRY(read_content(allocator, json_object_get(message, "content"), number, content));
+	out->role = json_string_value(role);
+	out->content = *content;
+	return KV_OK;
+}
+
+static enum kv_status read_messages(
+    struct gw_http_request *request, const struct gw_http_model *model)
+{
+	const json_t *list = field(request->body, "messages");
+	size_t count = json_array_size(list);
+	struct gw_chat_message *messages;
+	char **contents;
+	enum kv_status status = KV_OK;
+
+	if (list == NULL) return kv_fail(KV_INVALID, "messages: is missing");
+	if (!json_is_array(list) || count == 0 || count > UINT32_MAX)
+		return wrong_type("messages", "an array of at least one message");
+	messages = kv_alloc_array_zero(request->allocator, count, sizeof *messages);
+	contents = kv_alloc_array_zero(request->allocator, count, sizeof *contents);
+	if (messages == NULL || contents == NULL) status = KV_NO_MEMORY;
+	for (size_t i = 0; status == KV_OK && i < count; i++)
+		status = read_message(
+		    request->allocator, json_array_get(list, i), i + 1, &messages[i], &contents[i]);
+	if (status == KV_OK)
+		status = gw_chat_encode(model->chat_format, model->tokenizer, request->allocator, messages,
+		    (unsigned)count, 1, &request->tokens, &request->session.token_count);
+	for (size_t i = 0; contents != NULL && i < count; i++)
+		kv_free(request->allocator, contents[i]);
+	kv_free(request->allocator, contents);
+	kv_free(request->allocator, messages);
+	return status;
+}
+
+/* Does it fit? The default is what fits, up to a limit. */
+static enum kv_status fit(struct gw_http_request *request, const struct gw_http_model *model)
+{
+	uint32_t prompt = request->session.token_count, room;
+
+	if (prompt == 0) return kv_fail(KV_INVALID, "prompt: is empty, must be at least one token");
+	if (prompt >= model->context)
+		return kv_fail(KV_LIMIT,
+		    "prompt: %u tokens leave no room for an answer, this model's "
+		    "context is %u; shorten the prompt",
+		    prompt, model->context);
+	room = model->context - prompt;
+	if (request->session.max_tokens == 0)
+		request->session.max_tokens =
+		    room < GW_DEFAULT_ANSWER_TOKENS ? room : GW_DEFAULT_ANSWER_TOKENS;
+	if (request->session.max_tokens > room)
+		return kv_fail(KV_LIMIT,
+		    "prompt and max_tokens: %u and %u tokens, but this model's context "
+		    "is %u; shorten the prompt or lower max_tokens",
+		    prompt, request->session.max_tokens, model->context);
+	return KV_OK;
+}
+
+static enum kv_status read_own_fields(const json_t *body, struct gw_session_request *session)
+{
+	KV_TRY(read_id(body, "sequence", &session->sequence_id));
+	KV_TRY(read_id(body, "resume", &session->resume_id));
+	KV_TRY(read_u32(body, "have_tokens", 0, &session->have_tokens));
+	KV_TRY(read_flag(body, "logits_digest", &session->digest));
+	KV_TRY(read_flag(body, "ignore_end", &session->ignore_end));
+	if (session->sequence_id != NULL && session->resume_id != NULL)
+		return kv_fail(KV_INVALID, "sequence: a resumed sequence keeps its id; leave it out");
+	if (session->have_tokens > 0 && session->resume_id == NULL)
+		return kv_fail(KV_INVALID, "have_tokens: goes with resume only");
+	return KV_OK;
+}
+
+static enum kv_status read_fields(
+    struct gw_http_request *request, const struct gw_http_model *model)
+{
+	const json_t *body = request->body, *name = field(body, "model");
+	int parse_special = 0;
+	json_int_t answers = 1;
+
+	if (!json_is_object(body)) return kv_fail(KV_INVALID, "the body must be a JSON object");
+	if (name != NULL && !json_is_string(name)) return wrong_type("model", "a string");
+	KV_TRY(read_integer(body, "n", 1, 1, &answers));
+	KV_TRY(read_flag(body, "stream", &request->stream));
+	KV_TRY(read_flag(body, "parse_special", &parse_special));
+	KV_TRY(read_u32(body, "max_tokens", 1, &request->session.max_tokens));
+	if (request->chat)
+		KV_TRY(read_u32(body, "max_completion_tokens", 1, &request->session.max_tokens));
+	KV_TRY(read_sampling(body, &request->session.sampling));
+	KV_TRY(read_stops(request));
+	KV_TRY(read_own_fields(body, &request->session));
+	/* A resumed sequence brings its prompt, its sampling and its end with it. */
+	if (request->session.resume_id != NULL) return KV_OK;
+	KV_TRY(
+	    request->chat ? read_messages(request, model) : read_prompt(request, model, parse_special));
+	return fit(request, model);
+}
+
+enum kv_status gw_http_request_parse(struct gw_http_request *request,
+    struct kv_allocator *allocator, const struct gw_http_model *model, int chat, const char *body,
+    size_t length)
+{
+	json_error_t error;
+	enum kv_status status;
+
+	memset(request, 0, sizeof *request);
+	request->allocator = allocator;
+	request->chat = chat;
+	request->body = json_loadb(body, length, JSON_REJECT_DUPLICATES, &error);
+	if (request->body == NULL)
+		return kv_fail(KV_INVALID, "the body is not JSON: line %d column %d: %s", error.line,
+		    error.column, error.text);
+	request->session.stops = request->stops;
+	status = read_fields(request, model);
+	request->session.tokens = request->tokens;
+	if (status != KV_OK) gw_http_request_deinit(request);
+	return status;
+}
+
+void gw_http_request_deinit(struct gw_http_request *request)
+{
+	if (request->allocator == NULL) return;
+	json_decref(request->body);
+	kv_free(request->allocator, request->tokens);
+	request->body = NULL;
+	request->tokens = NULL;
+}

@@ -1,0 +1,43 @@
+/* What a client asks for: the JSON body of a completion, checked field by field. */
+#ifndef GW_SERVER_HTTP_REQUEST_H
+#define GW_SERVER_HTTP_REQUEST_H
+
+#include "gpu-worker/server/session.h"
+#include "gpu-worker/text/chat_template.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GW_DEFAULT_ANSWER_TOKENS = 512 };
+
+/* What is served. Borrowed by all who get it. */
+struct gw_http_model {
+	const char *name;
+	const struct gw_tokenizer *tokenizer;
+	enum gw_chat_format chat_format;
+	uint32_t vocabulary, context;
+};
+
+struct gw_http_request {
+	struct kv_allocator *allocator;
+	json_t *body;    /* texts of `session` are borrowed from it */
+	int32_t *tokens; /* the prompt, owned; NULL with resume */
+	const char *stops[GW_MAX_STOPS];
+	struct gw_session_request session;
+	int chat, stream;
+};
+
+/* Parse and tokenize. `chat`: the body has messages, else a prompt. Unknown fields are ignored.
+ * KV_INVALID names the field that is wrong; KV_LIMIT: prompt and answer do not fit into the
+ * context; KV_UNSUPPORTED: messages for a model whose chat template is not known. Thread-safe. On
+ * success the caller calls gw_http_request_deinit; `request` must not be moved. */
+enum kv_status gw_http_request_parse(struct gw_http_request *request,
+    struct kv_allocator *allocator, const struct gw_http_model *model, int chat, const char *body,
+    size_t length);
+void gw_http_request_deinit(struct gw_http_request *request); /* zeroed is allowed */
+
+#ifdef __cplusplus
+}
+#endif
+#endif

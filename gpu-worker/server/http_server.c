@@ -1,0 +1,359 @@
+/* libmicrohttpd on the event loop: its epoll descriptor is watched, its deadline is a timer, and it
+ * runs once more before the loop sleeps when a connection was resumed. */
+#include "gpu-worker/server/http_server.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <strings.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#include "common/base/log.h"
+#include "gpu-worker/server/http_internal.h"
+
+enum { BACKLOG = 128, CONNECTION_MEMORY = 32 << 10 };
+
+static void arm(struct gw_http_server *server)
+{
+	MHD_UNSIGNED_LONG_LONG ms;
+
+	if (MHD_get_timeout(server->daemon, &ms) == MHD_YES)
+		kv_timer_start(server->timer, ms, 0);
+	else
+		kv_timer_stop(server->timer);
+}
+
+static void run_daemon(void *context)
+{
+	struct gw_http_server *server = context;
+
+	server->kick = false;
+	MHD_run(server->daemon);
+	arm(server);
+}
+
+static void on_readable(void *context, struct kv_watch *watch, unsigned events)
+{
+	(void)watch;
+	(void)events;
+	run_daemon(context);
+}
+
+static bool before_block(void *context)
+{
+	struct gw_http_server *server = context;
+
+	if (server->kick) run_daemon(server);
+	return server->kick;
+}
+
+static const struct {
+	const char *path, *method;
+	enum gw_route route;
+} routes[] = {
+    {"/v1/completions", "POST", GW_ROUTE_COMPLETIONS},
+    {"/v1/chat/completions", "POST", GW_ROUTE_CHAT},
+    {"/v1/models", "GET", GW_ROUTE_MODELS},
+    {"/health", "GET", GW_ROUTE_HEALTH},
+};
+
+enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
+    unsigned code, const struct kv_text_buffer *body, const char *allow)
+{
+	/* The text is copied: the cast only takes the const away. */
+	struct MHD_Response *response = MHD_create_response_from_buffer(
+	    body->length, (void *)(uintptr_t)kv_text(body), MHD_RESPMEM_MUST_COPY);
+	enum MHD_Result result;
+
+	if (response == NULL) return MHD_NO;
+	MHD_add_response_header(response, "Content-Type", "application/json");
+	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
+	if (allow != NULL) MHD_add_response_header(response, "Allow", allow);
+	if (server->draining) MHD_add_response_header(response, "Connection", "close");
+	result = MHD_queue_response(connection, code, response);
+	MHD_destroy_response(response);
+	return result;
+}
+
+enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,
+    const struct gw_http_error *error, const char *message, const char *allow)
+{
+	struct kv_text_buffer body;
+	enum MHD_Result result = MHD_NO;
+
+	kv_text_init(&body, server->options.allocator, 4096);
+	gw_error_body(&body, error, message, "", 0);
+	if (kv_text_status(&body) == KV_OK)
+		result = gw_http_respond(server, connection, error->code, &body, allow);
+	kv_text_deinit(&body);
+	return result;
+}
+
+static enum MHD_Result refuse_path(struct gw_http_server *server, struct MHD_Connection *connection,
+    const char *url, const char *allow)
+{
+	static const char bad[] = "invalid_request_error";
+	const struct gw_http_error missing = {404, bad, "unknown_url"};
+	const struct gw_http_error method = {405, bad, "method_not_allowed"};
+	char message[192];
+
+	if (allow != NULL) {
+		snprintf(message, sizeof message, "%.100s takes %s only", url, allow);
+		return gw_http_refuse(server, connection, &method, message, allow);
+	}
+	snprintf(message, sizeof message, "there is no %.100s here", url);
+	return gw_http_refuse(server, connection, &missing, message, NULL);
+}
+
+/* A body that says that it is too large is not even read. */
+static bool announces_too_much(
+    const struct gw_http_server *server, struct MHD_Connection *connection)
+{
+	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
+
+	return length != NULL && strtoull(length, NULL, 10) > server->options.max_body;
+}
+
+static enum MHD_Result open_exchange(struct gw_http_server *server,
+    struct MHD_Connection *connection, const char *url, const char *method, void **slot)
+{
+	const struct gw_http_error large = {413, "invalid_request_error", "body_too_large"};
+	const struct gw_http_error broken = {500, "server_error", NULL};
+	struct gw_exchange *exchange = NULL;
+	char message[96];
+	size_t i = 0;
+
+	while (i < sizeof routes / sizeof routes[0] && strcmp(routes[i].path, url) != 0)
+		i++;
+	if (i == sizeof routes / sizeof routes[0]) return refuse_path(server, connection, url, NULL);
+	if (strcmp(routes[i].method, method) != 0)
+		return refuse_path(server, connection, url, routes[i].method);
+	if (announces_too_much(server, connection)) {
+		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
+		    (unsigned long long)server->options.max_body);
+		return gw_http_refuse(server, connection, &large, message, NULL);
+	}
+	if (gw_exchange_create(server, connection, routes[i].route, &exchange) != KV_OK)
+		return gw_http_refuse(server, connection, &broken, "out of memory", NULL);
+	*slot = exchange;
+	return MHD_YES;
+}
+
+static enum MHD_Result handle(void *context, struct MHD_Connection *connection, const char *url,
+    const char *method, const char *version, const char *upload, size_t *upload_size, void **slot)
+{
+	struct gw_exchange *exchange = *slot;
+
+	(void)version;
+	if (exchange == NULL) return open_exchange(context, connection, url, method, slot);
+	if (*upload_size > 0) {
+		/* Who sends on after the limit is cut off: the rest could be endless. */
+		if (kv_text_status(&exchange->body) != KV_OK) return MHD_NO;
+		kv_text_append(&exchange->body, upload, *upload_size);
+		*upload_size = 0;
+		return MHD_YES;
+	}
+	return exchange->begun ? gw_exchange_answer(exchange) : gw_exchange_begin(exchange);
+}
+
+static void completed(void *context, struct MHD_Connection *connection, void **slot,
+    enum MHD_RequestTerminationCode code)
+{
+	(void)context;
+	(void)connection;
+	(void)code;
+	if (*slot != NULL) gw_exchange_completed(*slot);
+	*slot = NULL;
+}
+
+static void log_daemon(void *context, const char *format, va_list arguments)
+{
+	char text[256];
+
+	(void)context;
+	vsnprintf(text, sizeof text, format, arguments);
+	text[strcspn(text, "\n")] = '\0';
+	kv_debug("http", "%s", text);
+}
+
+/* HOST:PORT, [HOST]:PORT, :PORT. */
+static enum kv_status split_address(const char *listen, char host[96], const char **port)
+{
+	const char *colon = strrchr(listen, ':'), *start = listen, *end = colon;
+
+	if (colon == NULL || colon[1] == '\0')
+		return kv_fail(KV_INVALID, "--listen \"%s\": must be HOST:PORT", listen);
+	if (*start == '[' && end > start && end[-1] == ']') {
+		start++;
+		end--;
+	}
+	if ((size_t)(end - start) >= 96)
+		return kv_fail(KV_INVALID, "--listen \"%s\": the host's name is too long", listen);
+	memcpy(host, start, (size_t)(end - start));
+	host[end - start] = '\0';
+	*port = colon + 1;
+	return KV_OK;
+}
+
+static int bind_one(const struct addrinfo *at)
+{
+	int one = 1, error;
+	int fd = socket(at->ai_family, at->ai_socktype, at->ai_protocol);
+
+	if (fd < 0) return -1;
+	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	if (fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 &&
+	    listen(fd, BACKLOG) == 0)
+		return fd;
+	error = errno;
+	close(fd);
+	errno = error;
+	return -1;
+}
+
+static enum kv_status open_listener(struct gw_http_server *server)
+{
+	const char *listen = server->options.listen, *port = NULL;
+	struct addrinfo hints = {0}, *list = NULL;
+	char host[96];
+	int failed;
+
+	if (server->options.listen_fd >= 0) {
+		server->listen_fd = server->options.listen_fd;
+		return KV_OK;
+	}
+	KV_TRY(split_address(listen, host, &port));
+	hints.ai_socktype = SOCK_STREAM;
+	hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
+	failed = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, &list);
+	if (failed != 0)
+		return kv_fail(KV_INVALID, "--listen \"%s\": %s", listen, gai_strerror(failed));
+	for (const struct addrinfo *at = list; at != NULL && server->listen_fd < 0; at = at->ai_next)
+		server->listen_fd = bind_one(at);
+	failed = errno;
+	freeaddrinfo(list);
+	if (server->listen_fd < 0)
+		return kv_fail(KV_IO, "--listen \"%s\": %s", listen, strerror(failed));
+	return KV_OK;
+}
+
+static void name_address(struct gw_http_server *server)
+{
+	struct sockaddr_storage address;
+	socklen_t length = sizeof address;
+	char host[96], port[16];
+
+	snprintf(server->address, sizeof server->address, "%s", server->options.listen);
+	if (getsockname(server->listen_fd, (struct sockaddr *)&address, &length) != 0) return;
+	if (getnameinfo((struct sockaddr *)&address, length, host, sizeof host, port, sizeof port,
+	        NI_NUMERICHOST | NI_NUMERICSERV) != 0)
+		return;
+	snprintf(server->address, sizeof server->address, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host,
+	    port);
+}
+
+static enum kv_status start_daemon(struct gw_http_server *server)
+{
+	const struct gw_http_options *o = &server->options;
+	const union MHD_DaemonInfo *info;
+	unsigned timeout = (unsigned)((o->idle_ms + 999) / 1000);
+
+	server->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG,
+	    0, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL,
+	    MHD_OPTION_LISTEN_SOCKET, server->listen_fd, MHD_OPTION_NOTIFY_COMPLETED, completed, server,
+	    MHD_OPTION_CONNECTION_LIMIT, (unsigned)GW_MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
+	    timeout, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY, MHD_OPTION_END);
+	if (server->daemon == NULL)
+		return kv_fail(KV_IO, "the HTTP server on %s cannot be started", server->address);
+	info = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD);
+	if (info == NULL) return kv_fail(KV_INTERNAL, "the HTTP server has no epoll descriptor");
+	KV_TRY(kv_loop_timer(o->loop, 0, 0, run_daemon, server, &server->timer));
+	KV_TRY(kv_loop_watch_fd(
+	    o->loop, info->epoll_fd, KV_LOOP_READABLE, on_readable, server, &server->watch));
+	return kv_loop_before_block(o->loop, before_block, server);
+}
+
+enum kv_status gw_http_server_create(
+    const struct gw_http_options *options, struct gw_http_server **server)
+{
+	struct gw_http_server *made = kv_alloc_zero(options->allocator, sizeof *made);
+	enum kv_status status;
+
+	if (made == NULL) return KV_NO_MEMORY;
+	made->options = *options;
+	made->listen_fd = -1;
+	kv_list_init(&made->exchanges);
+	status = open_listener(made);
+	if (status == KV_OK) {
+		name_address(made);
+		status = start_daemon(made);
+	}
+	if (status != KV_OK) {
+		gw_http_server_destroy(made);
+		return status;
+	}
+	*server = made;
+	return KV_OK;
+}
+
+void gw_http_server_drain(struct gw_http_server *server)
+{
+	MHD_socket fd;
+
+	if (server->draining) return;
+	server->draining = true;
+	fd = MHD_quiesce_daemon(server->daemon);
+	if (fd != MHD_INVALID_SOCKET) {
+		close(fd);
+		server->listen_fd = -1;
+	}
+	run_daemon(server);
+}
+
+void gw_http_server_destroy(struct gw_http_server *server)
+{
+	struct kv_list *at, *next;
+
+	if (server == NULL) return;
+	KV_LIST_EACH(at, &server->exchanges)
+	gw_exchange_abandon(KV_CONTAINER_OF(at, struct gw_exchange, node));
+	kv_loop_before_block(server->options.loop, NULL, NULL);
+	kv_watch_close(server->watch);
+	kv_timer_close(server->timer);
+	/* Closes the listening socket too, where it was not taken back. */
+	if (server->daemon != NULL)
+		MHD_stop_daemon(server->daemon);
+	else if (server->listen_fd >= 0)
+		close(server->listen_fd);
+	/* What is left is in a pool thread's hands. */
+	KV_LIST_EACH_SAFE(at, next, &server->exchanges)
+	{
+		KV_CONTAINER_OF(at, struct gw_exchange, node)->server = NULL;
+		kv_list_remove(at);
+	}
+	kv_free(server->options.allocator, server);
+}
+
+const char *gw_http_server_address(const struct gw_http_server *server)
+{
+	return server->address;
+}
+
+void gw_http_server_event(struct gw_http_server *server, const struct gw_engine_event *event)
+{
+	if (event->kind != GW_EVENT_STATE) {
+		gw_exchange_event(event->request, event);
+		return;
+	}
+	server->state = event->state;
+	snprintf(server->reason, sizeof server->reason, "%s", event->text);
+}
+
+uint32_t gw_http_server_busy(const struct gw_http_server *server)
+{
+	return server->exchange_count;
+}

@@ -1,0 +1,52 @@
+/* The HTTP API, on the event loop.
+ *
+ *     POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health
+ *
+ * Requests are parsed on pool threads, answered by the engine, and written as they come. A client
+ * that goes away ends its sequence.
+ */
+#ifndef GW_SERVER_HTTP_SERVER_H
+#define GW_SERVER_HTTP_SERVER_H
+
+#include "gpu-worker/server/engine.h"
+#include "gpu-worker/server/http_request.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GW_MAX_CONNECTIONS = 256 };
+
+struct gw_http_server;
+
+struct gw_http_options {
+	struct kv_allocator *allocator;
+	struct kv_loop *loop;
+	struct gw_engine *engine; /* its events are handed to gw_http_server_event */
+	struct gw_http_model model;
+	const char *store;  /* for /health */
+	const char *listen; /* HOST:PORT, [HOST]:PORT or :PORT; port 0 takes a free one */
+	int listen_fd;      /* a listening socket to take over instead, or -1 */
+	uint64_t max_body, idle_ms;
+};
+
+/* All functions belong to the loop's thread. */
+enum kv_status gw_http_server_create(
+    const struct gw_http_options *options, struct gw_http_server **server);
+/* After the engine: nothing may come from it any more. NULL is allowed. */
+void gw_http_server_destroy(struct gw_http_server *server);
+
+/* "127.0.0.1:8080": where it really listens. Borrowed. */
+const char *gw_http_server_address(const struct gw_http_server *server);
+
+void gw_http_server_event(struct gw_http_server *server, const struct gw_engine_event *event);
+
+/* Accept no connection and no completion any more. */
+void gw_http_server_drain(struct gw_http_server *server);
+/* Requests that are not answered to their end. */
+uint32_t gw_http_server_busy(const struct gw_http_server *server);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
