@@ -43,7 +43,7 @@ typedef __mmask16 vmask;
 
 static inline __mmask16 v_lanes(uint32_t n)
 {
-	return n < 16 ? (__mmask16)((1u << n) - 1) : (__mmask16)0xffff;
+	return (__mmask16)(n < 16 ? (1u << n) - 1 : 0xffffu);
 }
 
 /* The first n lanes (all when n ≥ VEC); the others read as `other` and are not written. */
