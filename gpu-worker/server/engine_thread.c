@@ -395,7 +395,8 @@ void *gw_engine_main(void *context)
 		begin_one(engine);
 		step_all(engine);
 		report(engine);
-		if (engine->running_count == 0 && (engine->first == NULL || engine->pipeline == NULL))
+		if (!engine->stopping && engine->running_count == 0 &&
+		    (engine->first == NULL || engine->pipeline == NULL))
 			sleep_until(engine, kv_now_ms() + REPORT_MS);
 	}
 	refuse_waiting(engine);

@@ -1,0 +1,343 @@
+/* What gpu-worker/server/http_request.c makes of bodies, good and bad. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "gpu-worker/server/http_request.h"
+#include "tests/unit/gpu-worker/text/small_vocabulary.h"
+
+enum { CONTEXT = 100 };
+
+static struct gw_tokenizer *tokenizer;
+
+static struct gw_http_model a_model(enum gw_chat_format format)
+{
+	struct gw_http_model model = {"small", tokenizer, format, SMALL_COUNT, CONTEXT};
+
+	return model;
+}
+
+static enum kv_status parse_as(struct gw_http_request *request, int chat, const char *body)
+{
+	struct gw_http_model model = a_model(GW_CHAT_CHATML);
+
+	return gw_http_request_parse(request, kv_heap(), &model, chat, body, strlen(body));
+}
+
+static enum kv_status parse(struct gw_http_request *request, const char *body)
+{
+	return parse_as(request, 0, body);
+}
+
+static void refused(int chat, const char *body, enum kv_status expected, const char *named)
+{
+	struct gw_http_request request;
+	enum kv_status status = parse_as(&request, chat, body);
+
+	if (status != expected || strstr(kv_error_message(), named) == NULL)
+		fail_msg("%s: %s \"%s\", expected %s naming \"%s\"", body, kv_status_text(status),
+		    kv_error_message(), kv_status_text(expected), named);
+}
+
+static void fills_every_field(void **state)
+{
+	static const char body[] = "{\"model\":\"x\",\"prompt\":\"hello\",\"max_tokens\":7,"
+	                           "\"temperature\":0.5,\"top_p\":0.25,\"top_k\":3,\"seed\":-1,"
+	                           "\"stop\":[\"a\",\"bc\"],\"stream\":true,\"sequence\":\"id-1\","
+	                           "\"logits_digest\":true,\"ignore_end\":true,\"n\":1,\"echo\":5}";
+	struct gw_http_request request;
+	const struct gw_session_request *asked = &request.session;
+
+	(void)state;
+	assert_int_equal(parse(&request, body), KV_OK);
+	assert_int_equal(request.stream, 1);
+	assert_int_equal(asked->max_tokens, 7);
+	assert_true(asked->sampling.temperature == 0.5F);
+	assert_true(asked->sampling.top_p == 0.25F);
+	assert_int_equal(asked->sampling.top_k, 3);
+	assert_true(asked->sampling.seed == UINT64_MAX);
+	assert_int_equal(asked->stop_count, 2);
+	assert_string_equal(asked->stops[0], "a");
+	assert_string_equal(asked->stops[1], "bc");
+	assert_string_equal(asked->sequence_id, "id-1");
+	assert_null(asked->resume_id);
+	assert_int_equal(asked->digest, 1);
+	assert_int_equal(asked->ignore_end, 1);
+	assert_int_equal(asked->token_count, 1);
+	assert_int_equal(asked->tokens[0], SMALL_HELLO);
+	gw_http_request_deinit(&request);
+}
+
+static void has_defaults(void **state)
+{
+	struct gw_http_request request, other;
+
+	(void)state;
+	assert_int_equal(parse(&request, "{\"prompt\":\"hello\",\"seed\":null,\"stop\":null}"), KV_OK);
+	assert_int_equal(parse(&other, "{\"prompt\":\"hello\"}"), KV_OK);
+	assert_int_equal(request.stream, 0);
+	/* What the context leaves is less than the default. */
+	assert_int_equal(request.session.max_tokens, CONTEXT - 1);
+	assert_true(request.session.sampling.temperature == 1.0F);
+	assert_true(request.session.sampling.top_p == 1.0F);
+	assert_int_equal(request.session.stop_count, 0);
+	assert_true(request.session.sampling.seed != other.session.sampling.seed);
+	gw_http_request_deinit(&request);
+	gw_http_request_deinit(&other);
+}
+
+static void takes_token_ids_and_one_stop(void **state)
+{
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(
+	    parse(&request, "{\"prompt\":[1,256,0],\"stop\":\"end\",\"max_tokens\":97}"), KV_OK);
+	assert_int_equal(request.session.token_count, 3);
+	assert_int_equal(request.session.tokens[1], 256);
+	assert_int_equal(request.session.stop_count, 1);
+	assert_string_equal(request.session.stops[0], "end");
+	gw_http_request_deinit(&request);
+}
+
+static void marks_are_special_only_where_asked(void **state)
+{
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(parse(&request, "{\"prompt\":\"<|im_end|>\",\"parse_special\":true}"), KV_OK);
+	assert_int_equal(request.session.token_count, 1);
+	assert_int_equal(request.session.tokens[0], SMALL_END);
+	gw_http_request_deinit(&request);
+	assert_int_equal(parse(&request, "{\"prompt\":\"<|im_end|>\"}"), KV_OK);
+	assert_true(request.session.token_count > 1);
+	gw_http_request_deinit(&request);
+}
+
+static void resume_needs_no_prompt(void **state)
+{
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(parse(&request, "{\"resume\":\"abc\",\"have_tokens\":4}"), KV_OK);
+	assert_string_equal(request.session.resume_id, "abc");
+	assert_int_equal(request.session.have_tokens, 4);
+	assert_int_equal(request.session.token_count, 0);
+	gw_http_request_deinit(&request);
+	refused(0, "{\"resume\":\"abc\",\"sequence\":\"d\"}", KV_INVALID, "sequence");
+	refused(0, "{\"prompt\":\"a\",\"have_tokens\":4}", KV_INVALID, "have_tokens");
+}
+
+static void names_the_wrong_field(void **state)
+{
+	static const char *const bad[][2] = {
+	    {"{\"prompt\":5}", "prompt"},
+	    {"{}", "prompt"},
+	    {"{\"prompt\":\"\"}", "prompt"},
+	    {"{\"prompt\":[]}", "prompt"},
+	    {"{\"prompt\":[\"a\"]}", "prompt"},
+	    {"{\"prompt\":[1.5]}", "prompt"},
+	    {"{\"prompt\":[-1]}", "-1"},
+	    {"{\"prompt\":[99999]}", "99999"},
+	    {"{\"prompt\":\"a\",\"model\":1}", "model"},
+	    {"{\"prompt\":\"a\",\"max_tokens\":\"1\"}", "max_tokens"},
+	    {"{\"prompt\":\"a\",\"max_tokens\":1.5}", "max_tokens"},
+	    {"{\"prompt\":\"a\",\"max_tokens\":0}", "max_tokens"},
+	    {"{\"prompt\":\"a\",\"max_tokens\":-1}", "max_tokens"},
+	    {"{\"prompt\":\"a\",\"temperature\":\"hot\"}", "temperature"},
+	    {"{\"prompt\":\"a\",\"temperature\":-1}", "temperature"},
+	    {"{\"prompt\":\"a\",\"temperature\":1e9}", "temperature"},
+	    {"{\"prompt\":\"a\",\"top_p\":true}", "top_p"},
+	    {"{\"prompt\":\"a\",\"top_p\":0}", "top_p"},
+	    {"{\"prompt\":\"a\",\"top_k\":-1}", "top_k"},
+	    {"{\"prompt\":\"a\",\"seed\":\"x\"}", "seed"},
+	    {"{\"prompt\":\"a\",\"stop\":5}", "stop"},
+	    {"{\"prompt\":\"a\",\"stop\":[5]}", "stop"},
+	    {"{\"prompt\":\"a\",\"stop\":\"\"}", "stop"},
+	    {"{\"prompt\":\"a\",\"stream\":\"yes\"}", "stream"},
+	    {"{\"prompt\":\"a\",\"sequence\":7}", "sequence"},
+	    {"{\"prompt\":\"a\",\"sequence\":\"\"}", "sequence"},
+	    {"{\"prompt\":\"a\",\"sequence\":\"a b\"}", "sequence"},
+	    {"{\"prompt\":\"a\",\"resume\":false}", "resume"},
+	    {"{\"prompt\":\"a\",\"parse_special\":1}", "parse_special"},
+	    {"{\"prompt\":\"a\",\"logits_digest\":1}", "logits_digest"},
+	    {"{\"prompt\":\"a\",\"ignore_end\":1}", "ignore_end"},
+	    {"{\"prompt\":\"a\",\"have_tokens\":-1}", "have_tokens"},
+	    {"{\"prompt\":\"a\",\"n\":2}", "n:"},
+	    {"[1]", "object"},
+	    {"", "JSON"},
+	    {"{\"prompt\":\"a\"", "JSON"},
+	    {"{\"prompt\":\"a\"} x", "JSON"},
+	    {"{\"prompt\":\"a\",\"prompt\":\"b\"}", "JSON"},
+	    {"{\"prompt\":\"\\u0000\"}", "JSON"},
+	    {"{\"prompt\":\"\xff\"}", "JSON"},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+		refused(0, bad[i][0], KV_INVALID, bad[i][1]);
+}
+
+static void refuses_what_does_not_fit(void **state)
+{
+	char body[2048];
+	size_t used = 0;
+
+	(void)state;
+	refused(0, "{\"prompt\":\"hello\",\"max_tokens\":100}", KV_LIMIT, "context is 100");
+	used += (size_t)snprintf(body, sizeof body, "{\"prompt\":[1");
+	for (int i = 1; i < CONTEXT; i++)
+		used += (size_t)snprintf(body + used, sizeof body - used, ",1");
+	snprintf(body + used, sizeof body - used, "]}");
+	refused(0, body, KV_LIMIT, "context is 100");
+	used += (size_t)snprintf(body + used, sizeof body - used, ",1");
+	snprintf(body + used, sizeof body - used, "]}");
+	refused(0, body, KV_LIMIT, "context is 100");
+}
+
+static void refuses_too_many_and_too_long_stops(void **state)
+{
+	char body[1024];
+	size_t used = (size_t)snprintf(body, sizeof body, "{\"prompt\":\"a\",\"stop\":[\"a\"");
+
+	(void)state;
+	for (int i = 0; i < GW_MAX_STOPS; i++)
+		used += (size_t)snprintf(body + used, sizeof body - used, ",\"a\"");
+	snprintf(body + used, sizeof body - used, "]}");
+	refused(0, body, KV_INVALID, "stop");
+	snprintf(body, sizeof body, "{\"prompt\":\"a\",\"stop\":\"%0*d\"}", GW_MAX_STOP_BYTES + 1, 0);
+	refused(0, body, KV_INVALID, "stop");
+	snprintf(body, sizeof body, "{\"prompt\":\"a\",\"sequence\":\"%064d\"}", 0);
+	refused(0, body, KV_INVALID, "sequence");
+}
+
+static void refuses_deep_nesting(void **state)
+{
+	enum { DEPTH = 100000 };
+	char *body = malloc(DEPTH + 1);
+
+	(void)state;
+	assert_non_null(body);
+	memset(body, '[', DEPTH);
+	body[DEPTH] = '\0';
+	refused(0, body, KV_INVALID, "JSON");
+	free(body);
+}
+
+static void renders_messages(void **state)
+{
+	static const char plain[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}";
+	static const char parts[] =
+	    "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"hel\"},"
+	    "{\"type\":\"text\",\"text\":\"lo\"}]}],\"max_completion_tokens\":3,\"max_tokens\":4}";
+	struct gw_http_request request, other;
+
+	(void)state;
+	assert_int_equal(parse_as(&request, 1, plain), KV_OK);
+	assert_int_equal(request.chat, 1);
+	assert_int_equal(request.session.tokens[0], SMALL_START);
+	assert_int_equal(parse_as(&other, 1, parts), KV_OK);
+	assert_int_equal(other.session.max_tokens, 3);
+	assert_int_equal(other.session.token_count, request.session.token_count);
+	assert_memory_equal(other.session.tokens, request.session.tokens,
+	    request.session.token_count * sizeof *request.session.tokens);
+	gw_http_request_deinit(&request);
+	gw_http_request_deinit(&other);
+}
+
+static void refuses_bad_messages(void **state)
+{
+	static const char *const bad[] = {
+	    "{\"prompt\":\"a\"}",
+	    "{\"messages\":\"a\"}",
+	    "{\"messages\":[]}",
+	    "{\"messages\":[5]}",
+	    "{\"messages\":[{\"content\":\"a\"}]}",
+	    "{\"messages\":[{\"role\":\"user\"}]}",
+	    "{\"messages\":[{\"role\":\"user\",\"content\":5}]}",
+	    "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}",
+	    "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\"}]}]}",
+	};
+	struct gw_http_request request;
+	struct gw_http_model model = a_model(GW_CHAT_UNKNOWN);
+	static const char good[] = "{\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]}";
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+		refused(1, bad[i], KV_INVALID, "message");
+	refused(1, "{\"messages\":[{\"role\":\"<|im_end|>\",\"content\":\"a\"}]}", KV_INVALID, "role");
+	assert_int_equal(
+	    gw_http_request_parse(&request, kv_heap(), &model, 1, good, strlen(good)), KV_UNSUPPORTED);
+}
+
+static void survives_every_failed_allocation(void **state)
+{
+	static const char *const bodies[] = {
+	    "{\"prompt\":\"hello hello\",\"stop\":[\"a\"]}",
+	    "{\"prompt\":[1,2,3]}",
+	    "{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"a\"}]}]}",
+	};
+	struct kv_allocator *allocator = kv_allocator_create("test", 0);
+	struct gw_http_model model = a_model(GW_CHAT_CHATML);
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+		enum kv_status status = KV_NO_MEMORY;
+		uint64_t n = 0;
+
+		while (status != KV_OK) {
+			struct gw_http_request request;
+
+			kv_allocator_fail_at(allocator, ++n);
+			status = gw_http_request_parse(
+			    &request, allocator, &model, i == 2, bodies[i], strlen(bodies[i]));
+			if (status == KV_OK)
+				gw_http_request_deinit(&request);
+			else
+				assert_int_equal(status, KV_NO_MEMORY);
+			kv_allocator_fail_at(allocator, 0);
+			assert_int_equal(kv_allocator_stats(allocator).blocks, 0);
+		}
+		assert_true(n > 1);
+	}
+	kv_allocator_destroy(allocator);
+}
+
+static int create_tokenizer(void **state)
+{
+	(void)state;
+	tokenizer = small_tokenizer(kv_heap(), "gpt-2");
+	return 0;
+}
+
+static int destroy_tokenizer(void **state)
+{
+	(void)state;
+	gw_tokenizer_destroy(tokenizer);
+	return 0;
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(fills_every_field),
+	    cmocka_unit_test(has_defaults),
+	    cmocka_unit_test(takes_token_ids_and_one_stop),
+	    cmocka_unit_test(marks_are_special_only_where_asked),
+	    cmocka_unit_test(resume_needs_no_prompt),
+	    cmocka_unit_test(names_the_wrong_field),
+	    cmocka_unit_test(refuses_what_does_not_fit),
+	    cmocka_unit_test(refuses_too_many_and_too_long_stops),
+	    cmocka_unit_test(refuses_deep_nesting),
+	    cmocka_unit_test(renders_messages),
+	    cmocka_unit_test(refuses_bad_messages),
+	    cmocka_unit_test(survives_every_failed_allocation),
+	};
+
+	return cmocka_run_group_tests(tests, create_tokenizer, destroy_tokenizer);
+}
