@@ -83,6 +83,20 @@ int kv_pages_populate(void *memory, size_t bytes, int writable)
 	return 0;
 }
 
+int kv_pages_allocate(void *memory, size_t bytes)
+{
+	char *start = memory;
+	size_t offset;
+
+	/* One small page in each makes the kernel see a range that can be collapsed; what it adds to
+	 * fill the huge page it only has to clear. */
+	for (offset = 0; offset + KV_HUGE_PAGE_BYTES <= bytes; offset += KV_HUGE_PAGE_BYTES) {
+		if (kv_pages_populate(start + offset, KV_PAGE_BYTES, 1) < 0) return -1;
+	}
+	kv_pages_collapse(memory, bytes);
+	return kv_pages_populate(memory, bytes, 1);
+}
+
 void kv_pages_collapse(void *memory, size_t bytes)
 {
 	uintptr_t start = (uintptr_t)memory, end = start + bytes;

@@ -29,6 +29,10 @@ void *kv_pages_map(int descriptor, size_t bytes, int writable);
  */
 int kv_pages_populate(void *memory, size_t bytes, int writable);
 
+/* Allocate all pages of a new writable mapping, huge ones where they are to be had: much faster
+ * than small ones first, which collapse would copy. 0, or -1 with errno: no memory. */
+int kv_pages_allocate(void *memory, size_t bytes);
+
 /* Ask for huge pages in place of the small ones that are there. Best effort. */
 void kv_pages_collapse(void *memory, size_t bytes);
 

@@ -87,7 +87,7 @@ static enum kv_status create_sealed(
 		    KV_NO_MEMORY, "cannot map %zu bytes of shared memory: %s", bytes, strerror(errno));
 		goto close_descriptor;
 	}
-	if (kv_pages_populate(mapped, bytes, 1) < 0) {
+	if (kv_pages_allocate(mapped, bytes) < 0) {
 		status = kv_fail(
 		    KV_LIMIT, "the machine has no %zu bytes of shared memory: %s", bytes, strerror(errno));
 		goto unmap;
@@ -262,7 +262,6 @@ static enum kv_status region_create(
 		kv_free(server->allocator, created);
 		return status;
 	}
-	kv_pages_collapse(created->base, size);
 	*base = created->base;
 	*region = created;
 	return KV_OK;
