@@ -4,9 +4,9 @@
 #include <sched.h>
 #include <stdatomic.h>
 #include <stdbool.h>
-#include <unistd.h>
 
 #include "common/base/clock.h"
+#include "kernels/cpu/memory.h"
 
 /* A run is published in one word, `ticket`: run number, task count, next task. A thread claims a
  * task by moving `next` on with compare-and-swap, which fails when the run has changed meanwhile;
@@ -220,7 +220,7 @@ enum kv_status kn_pool_create(
 	pool->allocator = allocator;
 	pool->threads = threads;
 	pool->scratch_bytes = scratch_bytes;
-	pool->spin = (long)threads <= sysconf(_SC_NPROCESSORS_ONLN);
+	pool->spin = threads <= kn_usable_cpus();
 	pthread_mutex_init(&pool->lock, NULL);
 	pthread_cond_init(&pool->work, NULL);
 	pthread_cond_init(&pool->done, NULL);
