@@ -241,6 +241,14 @@ enum kv_status kvc_channel_wait_session(struct kvc_channel *channel, uint32_t wa
 	return status;
 }
 
+void kvc_channel_drop(struct kvc_channel *channel)
+{
+	pthread_mutex_lock(&channel->lock);
+	channel->give_up = true;
+	kvc_channel_wake(channel);
+	pthread_mutex_unlock(&channel->lock);
+}
+
 enum kv_status kvc_channel_welcome(struct kvc_channel *channel, struct kvc_welcome *welcome)
 {
 	enum kv_status status = KV_OK;

@@ -49,6 +49,9 @@ uint64_t kvc_channel_session(const struct kvc_channel *channel);
 /* 1 while the session stands and the control page shows its lease. Any thread. */
 int kvc_channel_alive(struct kvc_channel *channel);
 
+/* Give the session up, as if the connection had broken. */
+void kvc_channel_drop(struct kvc_channel *channel);
+
 /* What the store said in its hello. */
 struct kvc_welcome {
 	uint64_t session, generation, epoch;

@@ -393,7 +393,8 @@ static enum kv_status send_due(struct kvc_channel *channel, uint64_t *next_ms)
 	uint64_t silent = channel->heard_ms + channel->welcome.lease_ms;
 
 	if (channel->give_up)
-		return kv_fail(KV_DISCONNECTED, "a call was not answered within its deadline");
+		return kv_fail(KV_DISCONNECTED,
+		    "given up: a call was not answered in time, or memory could not be attached");
 	if (now >= silent)
 		return kv_fail(KV_DISCONNECTED, "nothing was heard from the store for %u ms",
 		    channel->welcome.lease_ms);

@@ -388,9 +388,13 @@ static enum kv_status create_staging(
 	return KV_OK;
 }
 
+/* Before a transport's name, for tests. */
+static const char faulty_prefix[] = "faulty-";
+
 static enum kv_status start_channel(
     struct kvc_remote_store *store, const struct kvc_options *options)
 {
+	const char *transport = options->transport ? options->transport : "auto";
 	struct kvc_channel_settings settings = {.allocator = options->allocator,
 	    .path = options->address + strlen("unix:"),
 	    .name = options->name,
@@ -398,10 +402,12 @@ static enum kv_status start_channel(
 	    .model_name = options->model_name,
 	    .model_id = options->model_id,
 	    .layout = options->layout,
-	    .transport = options->transport,
+	    .transport = transport,
 	    .staging_descriptor = store->staging_descriptor,
 	    .staging_bytes = store->staging_bytes};
 
+	store->faulty = strncmp(transport, faulty_prefix, sizeof faulty_prefix - 1) == 0;
+	if (store->faulty) settings.transport = transport + sizeof faulty_prefix - 1;
 	KV_TRY(kvc_channel_create(&settings, &store->channel));
 	KV_TRY(kvc_channel_wait_session(store->channel, options->connect_ms));
 	return kvc_session_adopt(store);

@@ -50,6 +50,7 @@ struct kvc_remote_store {
 	struct kvc_session *current; /* the last one adopted; NULL only while opening */
 	struct kv_list sessions;
 	uint32_t call_ms, fetch_ms;
+	bool faulty; /* for tests: the transport is wrapped with fault points */
 	char lanes[64];
 
 	uint8_t *staging_memory;

@@ -53,6 +53,7 @@ static enum kv_status create_session(
 		    welcome->transport);
 		goto fail;
 	}
+	if (store->faulty) created->ops = kv_transport_faulty(created->ops);
 	KV_TRY_GOTO(status, take_page(created, welcome), fail);
 	KV_TRY_GOTO(status,
 	    created->ops->client_create(store->base.allocator, &welcome->address, &created->client),
@@ -175,6 +176,8 @@ enum kv_status kvc_session_attach(struct kvc_remote_store *store)
 			    kv_error_message());
 		fresh = true;
 	}
+	/* The store tells of a region once: without this one only a new connection helps. */
+	if (status != KV_OK) kvc_channel_drop(store->channel);
 	if (fresh) kvc_session_lanes(store);
 	return status;
 }

@@ -263,7 +263,7 @@ enum kv_status kvc_remote_unit_end(struct kvc_entry *entry, uint32_t layer)
 
 	unit->checksum = kv_crc32c(0, unit->write, unit->bytes);
 	if (unit->staged == KVC_NOT_STAGED) return KV_OK;
-	if (session->ops == &kv_transport_map) return put_by_message(entry, layer);
+	if (strcmp(session->transport, "map") == 0) return put_by_message(entry, layer);
 	status = put_by_transport(entry, layer);
 	kvc_remote_unit_drop(entry, layer);
 	return status;

@@ -30,7 +30,7 @@ struct kvc_sequence;
 struct kvc_options {
 	struct kv_allocator *allocator;
 	const char *address;          /* "unix:PATH" or "none"; copied */
-	const char *transport;        /* "auto", "ucx" or "map"; ignored for "none" */
+	const char *transport;        /* "auto", "ucx" or "map" ("faulty-NAME" in tests); unused for "none" */
 	const char *name;             /* the worker's name in the store's statistics */
 	uint8_t model_id[KVW_MODEL_ID_BYTES];
 	const char *model_name;

@@ -1,6 +1,6 @@
 /* A worker's view of a store: sharing, resuming, deaths and refusals, over a real kvstored (ucx or
  * map, by argument) or inside the process (local). */
-#include "tests/integration/store_client_test.h"
+#include "tests/lib/store_client_test.h"
 
 #include <fcntl.h>
 #include <signal.h>

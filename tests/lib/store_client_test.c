@@ -1,4 +1,4 @@
-#include "tests/integration/store_client_test.h"
+#include "tests/lib/store_client_test.h"
 
 #include <stdlib.h>
 

@@ -1,6 +1,6 @@
 /* What the store client's integration tests share. */
-#ifndef TESTS_INTEGRATION_STORE_CLIENT_TEST_H
-#define TESTS_INTEGRATION_STORE_CLIENT_TEST_H
+#ifndef TESTS_LIB_STORE_CLIENT_TEST_H
+#define TESTS_LIB_STORE_CLIENT_TEST_H
 
 #include <stdarg.h>
 #include <stddef.h>
