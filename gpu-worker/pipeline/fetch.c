@@ -56,6 +56,7 @@ enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clust
 	uint32_t per_row = spans_per_row(pipeline, max_clusters, max_tokens);
 	size_t row = (size_t)pipeline->shape->kv_heads * max_tokens * pipeline->row_bytes;
 	size_t staging = row * pipeline->options.max_batch;
+	struct gw_round old, made;
 	enum kv_status status;
 
 	if (staging > staging_limit) staging = row > staging_limit ? row : staging_limit;
@@ -63,9 +64,14 @@ enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clust
 	if (round->jobs != NULL && round->span_capacity >= per_row * pipeline->options.max_batch &&
 		round->staging_bytes >= staging)
 		return KV_OK;
-	gw_round_destroy(pipeline);
+	/* Other sequences go on with the old one where this fails. */
+	old = *round;
+	*round = (struct gw_round){0};
 	status = round_create(pipeline, per_row, staging);
-	if (status != KV_OK) gw_round_destroy(pipeline);
+	made = *round;
+	*round = status == KV_OK ? old : made;
+	gw_round_destroy(pipeline);
+	*round = status == KV_OK ? made : old;
 	return status;
 }
 

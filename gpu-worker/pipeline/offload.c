@@ -17,6 +17,33 @@ struct offload {
 	uint32_t *order;            /* [kv_heads][tokens of the source] */
 };
 
+void gw_offload_destroy(struct gw_pipeline *pipeline)
+{
+	kv_free(pipeline->options.allocator, pipeline->offload.jobs);
+	kv_free(pipeline->options.allocator, pipeline->offload.order);
+	pipeline->offload = (struct gw_offload_scratch){0};
+}
+
+enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens)
+{
+	struct kv_allocator *allocator = pipeline->options.allocator;
+	uint32_t kv_heads = pipeline->shape->kv_heads;
+	struct gw_offload_scratch *scratch = &pipeline->offload;
+	uint32_t *order;
+
+	if (scratch->jobs == NULL)
+		scratch->jobs =
+			kv_alloc_array(allocator, (size_t)MAX_UNITS * kv_heads, sizeof *scratch->jobs);
+	if (scratch->jobs == NULL) return KV_NO_MEMORY;
+	if (tokens <= scratch->tokens) return KV_OK;
+	order = kv_alloc_array(allocator, (size_t)kv_heads * tokens, sizeof *order);
+	if (order == NULL) return KV_NO_MEMORY;
+	kv_free(allocator, scratch->order);
+	scratch->order = order;
+	scratch->tokens = tokens;
+	return KV_OK;
+}
+
 static const uint8_t *source_row(const struct offload *o, uint32_t head, uint32_t position)
 {
 	return o->source->rows + head * o->source->head_stride +
@@ -147,40 +174,37 @@ enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
 	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
 	uint32_t count, uint32_t list_base, int place)
 {
-	struct kv_allocator *allocator = sequence->pipeline->options.allocator;
-	uint32_t kv_heads = sequence->pipeline->shape->kv_heads;
+	struct gw_offload_scratch *scratch = &sequence->pipeline->offload;
 	struct offload o = {.sequence = sequence, .source = source, .layer = layer};
-	enum kv_status status = KV_NO_MEMORY;
 
-	o.jobs = kv_alloc_array(allocator, (size_t)MAX_UNITS * kv_heads, sizeof *o.jobs);
-	o.order = kv_alloc_array(allocator, (size_t)kv_heads * source->count, sizeof *o.order);
-	if (o.jobs == NULL || o.order == NULL) goto done;
-	status = KV_OK;
-	for (uint32_t i = 0; i < count && status == KV_OK; i += MAX_UNITS) {
+	if (source->count > scratch->tokens)
+		return kv_fail(KV_INTERNAL, "%u tokens to be indexed, room for %u", source->count,
+			scratch->tokens);
+	o.jobs = scratch->jobs;
+	o.order = scratch->order;
+	for (uint32_t i = 0; i < count; i += MAX_UNITS) {
 		uint32_t group = count - i < MAX_UNITS ? count - i : (uint32_t)MAX_UNITS;
 
-		status = offload_group(&o, segments + i, group, list_base + i, place);
+		KV_TRY(offload_group(&o, segments + i, group, list_base + i, place));
 	}
-done:
-	kv_free(allocator, o.jobs);
-	kv_free(allocator, o.order);
-	return status;
+	return KV_OK;
 }
 
 enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *reserved_ids,
 	uint32_t count, uint32_t list_base)
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
-	uint8_t *buffer;
+	uint8_t *buffer = NULL;
 	enum kv_status status = KV_OK;
 
 	KV_TRY(gw_attach_list(sequence));
-	buffer = kv_alloc(pipeline->options.allocator, gw_attach_buffer_bytes(sequence));
-	if (buffer == NULL) return KV_NO_MEMORY;
 	for (uint32_t i = 0; i < count && status == KV_OK; i++) {
 		const struct kvc_segment *segment = sequence->segments[list_base + i];
 
 		if (segment->id == reserved_ids[i]) continue;
+		if (buffer == NULL)
+			buffer = kv_alloc(pipeline->options.allocator, gw_attach_buffer_bytes(sequence));
+		if (buffer == NULL) return KV_NO_MEMORY;
 		for (uint32_t layer = 0; layer < pipeline->shape->layers && status == KV_OK; layer++) {
 			const uint8_t *memory;
 			struct gw_unit unit;

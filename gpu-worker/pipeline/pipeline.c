@@ -142,6 +142,7 @@ void gw_pipeline_destroy(struct gw_pipeline *pipeline)
 	if (pipeline == NULL) return;
 	o = &pipeline->options;
 	gw_round_destroy(pipeline);
+	gw_offload_destroy(pipeline);
 	gw_select_scratch_destroy(pipeline->select_scratch);
 	gw_cluster_cache_destroy(pipeline->cache);
 	if (pipeline->x != NULL) o->ops->buffer_destroy(o->backend, pipeline->x);

@@ -72,6 +72,8 @@ static enum kv_status reserve_step(struct gw_sequence *sequence)
 		pipeline->select_scratch = scratch;
 		pipeline->max_clusters = clusters;
 	}
+	if (pipeline->policy->offloads)
+		KV_TRY(gw_offload_reserve(pipeline, sequence->token_capacity));
 	return gw_round_reserve(pipeline, pipeline->cache != NULL ? pipeline->max_clusters : 0, tokens);
 }
 

@@ -54,6 +54,13 @@ struct gw_round {
 	uint32_t row_count;
 };
 
+/* Memory of indexing, sized when sequences open. */
+struct gw_offload_scratch {
+	struct kn_index_job *jobs;      /* [units begun together × kv_heads] */
+	uint32_t *order;                /* [kv_heads][tokens] */
+	uint32_t tokens;
+};
+
 struct gw_pipeline {
 	struct gw_pipeline_options options;
 	const struct gw_policy_ops *policy;
@@ -68,6 +75,7 @@ struct gw_pipeline {
 	struct gw_selection *selections;/* [max_batch × kv_heads] */
 	struct gw_select_row *rows;     /* [max_batch] */
 	struct gw_round round;
+	struct gw_offload_scratch offload;
 	/* Activations of one call: chunk rows in prefill, max_batch in decode. */
 	float *x, *qkv, *attention;
 	uint32_t *positions;
@@ -107,7 +115,10 @@ struct gw_source_rows {
 	size_t head_stride;
 	uint32_t start, count;
 };
-/* offload.c: index (if clustered) and write one layer of reserved segments, which will be list entries
+/* offload.c: have memory to index runs of up to `tokens` tokens. */
+enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens);
+void gw_offload_destroy(struct gw_pipeline *pipeline);
+/* Index (if clustered) and write one layer of reserved segments, which will be list entries
  * from list_base on. `place`: also put what decoding needs (a prompt's segments); else only clusters
  * and sinks (a fold, whose rows the worker has). */
 enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
