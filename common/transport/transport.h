@@ -90,6 +90,11 @@ struct kv_transport_ops {
 extern const struct kv_transport_ops kv_transport_ucx;
 extern const struct kv_transport_ops kv_transport_map;
 
+/* Put what UCX must find in the environment there (variables that are set stay). The first use of
+ * the ucx transport does it too; a program with threads calls this in main before it starts them,
+ * because changing the environment beside threads that read it is not safe. Loads nothing. */
+void kv_transport_prepare(void);
+
 /* The transport of that name, NULL when there is none. */
 const struct kv_transport_ops *kv_transport_find(const char *name);
 

@@ -11,7 +11,7 @@ struct kv_ucx_functions kv_ucx;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 static char load_error[256]; /* "" once the library is there */
 
-static void load(void)
+void kv_transport_prepare(void)
 {
 	/* Ours unless the environment says otherwise. Log lines must not mix with what is printed on
 	 * standard output, which is UCX's own choice. */
@@ -26,11 +26,17 @@ static void load(void)
 	    {"UCX_LOG_LEVEL", "fatal"}, /* every failure comes back as a status */
 	    {"UCX_LOG_FILE", "stderr"},
 	};
-	void *library, *symbol;
 	size_t i;
 
 	for (i = 0; i < sizeof settings / sizeof settings[0]; i++)
 		setenv(settings[i].name, settings[i].value, 0);
+}
+
+static void load(void)
+{
+	void *library, *symbol;
+
+	kv_transport_prepare();
 	library = dlopen("libucp.so.0", RTLD_NOW | RTLD_LOCAL);
 	if (!library) {
 		snprintf(load_error, sizeof load_error, "%s", dlerror());

@@ -2,6 +2,7 @@
 #include "ucx_peer.h"
 
 #include <dirent.h>
+#include <fcntl.h>
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -434,6 +435,26 @@ static void test_allocation_failures(void **state)
 	kv_allocator_destroy(allocator);
 }
 
+/* A kill while UCX fills a new region leaves its object: the next store removes it, and only it. */
+static void test_leftovers_are_swept(void **state)
+{
+	static const char left[] = "/dev/shm/ucx_shm_posix_kvtest_left";
+	static const char held[] = "/dev/shm/ucx_shm_posix_kvtest_held";
+	int first = open(left, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	int second = open(held, O_CREAT | O_RDWR | O_CLOEXEC, 0600);
+	struct kv_transport_server *server;
+
+	(void)state;
+	assert_true(first >= 0 && second >= 0);
+	close(first);
+	assert_int_equal(ucx->server_create(kv_heap(), &server), KV_OK);
+	assert_int_equal(access(left, F_OK), -1);
+	assert_int_equal(access(held, F_OK), 0);
+	ucx->server_destroy(server);
+	unlink(held);
+	close(second);
+}
+
 /* 77 when UCX is not installed. */
 static int ucx_is_missing(void)
 {
@@ -470,6 +491,7 @@ int main(int count, char **arguments)
 	    cmocka_unit_test(test_freed_region_stays_mapped),
 	    cmocka_unit_test(test_too_large_is_refused),
 	    cmocka_unit_test(test_hostile_blobs_are_refused),
+	    cmocka_unit_test(test_leftovers_are_swept),
 	    cmocka_unit_test(test_allocation_failures),
 	};
 
