@@ -271,6 +271,7 @@ static enum kv_status check_regions(const Kv__Response *response)
 	size_t i;
 
 	KV_TRY(check_count("new_regions", response->n_new_regions, KV_CODEC_MAX_REGIONS));
+	KV_TRY(check_count("gone_regions", response->n_gone_regions, KV_CODEC_MAX_GONE));
 	for (i = 0; i < response->n_new_regions; i++) {
 		const Kv__Region *region = response->new_regions[i];
 

@@ -169,6 +169,7 @@ static void fill_lists(Kv__Request *request)
 		counters.names = names;
 		counters.n_values = 2;
 		counters.values = values;
+		counters.lanes = "posix rkey_ptr";
 		request->counters = &counters;
 		return;
 	default:
@@ -219,6 +220,7 @@ static void fill_response(Kv__Response *response, Kv__Segment **segments)
 	static Kv__OpenResponse open_response;
 	static Kv__ReserveResponse reserve_response;
 	static Kv__ResumeResponse resume_response;
+	static Kv__CommitResponse commit_response;
 
 	kv__hello_response__init(&hello_response);
 	hello_response.boot_generation = UINT64_MAX;
@@ -247,6 +249,10 @@ static void fill_response(Kv__Response *response, Kv__Segment **segments)
 	resume_response.parameters = data(11);
 	resume_response.n_segments = 1;
 	resume_response.segments = segments;
+	kv__commit_response__init(&commit_response);
+	commit_response.n_segments = 2;
+	commit_response.segments = segments;
+	if (response->body_case == KV__RESPONSE__BODY_COMMIT) response->commit = &commit_response;
 	if (response->body_case == KV__RESPONSE__BODY_HELLO) response->hello = &hello_response;
 	if (response->body_case == KV__RESPONSE__BODY_OPEN) response->open = &open_response;
 	if (response->body_case == KV__RESPONSE__BODY_RESERVE) response->reserve = &reserve_response;
@@ -257,7 +263,7 @@ Kv__Response *sample_response(int index)
 {
 	static const Kv__Response__BodyCase bodies[SAMPLE_RESPONSES] = {KV__RESPONSE__BODY__NOT_SET,
 	    KV__RESPONSE__BODY_HELLO, KV__RESPONSE__BODY_OPEN, KV__RESPONSE__BODY_RESERVE,
-	    KV__RESPONSE__BODY_RESUME};
+	    KV__RESPONSE__BODY_RESUME, KV__RESPONSE__BODY_COMMIT};
 	static Kv__Response response;
 	static Kv__Segment *segments[2];
 	static Kv__Region region, *new_regions[1] = {&region};
@@ -274,6 +280,8 @@ Kv__Response *sample_response(int index)
 	response.message = "the store is full: free 3 segments or raise --memory";
 	response.n_new_regions = 1;
 	response.new_regions = new_regions;
+	response.n_gone_regions = 2;
+	response.gone_regions = regions;
 	response.body_case = bodies[index];
 	fill_response(&response, segments);
 	return &response;

@@ -327,6 +327,10 @@ static void test_counters(void **state)
 	accept_request(request);
 	request->counters->n_names = request->counters->n_values = KV_CODEC_MAX_COUNTERS + 1;
 	refuse_request(request, "counters.names");
+	request->counters->n_names = request->counters->n_values = 1;
+	request->counters->lanes = "bell\a";
+	refuse_request(request, "counters.lanes");
+	request->counters->lanes = "posix";
 	request->counters->n_names = 2;
 	request->counters->n_values = 1;
 	refuse_request(request, "2 names and 1 values");
@@ -343,6 +347,7 @@ static void test_response_limits(void **state)
 	uint64_t offsets[KV_CODEC_MAX_UNITS + 1] = {0};
 	Kv__Region region = KV__REGION__INIT, *list[KV_CODEC_MAX_REGIONS + 1];
 	static uint8_t blob[KV_CODEC_MAX_BLOB + 1];
+	static uint32_t gone[KV_CODEC_MAX_GONE + 1];
 	Kv__Response *response = sample_response(3);
 	Kv__Segment *segment = response->reserve->segments[0];
 	size_t i;
@@ -372,6 +377,15 @@ static void test_response_limits(void **state)
 	region.descriptor_blob.data = blob;
 	region.descriptor_blob.len = sizeof blob;
 	refuse_response(response, "descriptor_blob");
+	response = sample_response(0);
+	response->gone_regions = gone;
+	response->n_gone_regions = KV_CODEC_MAX_GONE + 1;
+	refuse_response(response, "gone_regions");
+	response = sample_response(5);
+	response->commit->n_segments = 1;
+	segment = response->commit->segments[0];
+	segment->n_unit_offset = 0;
+	refuse_response(response, "commit.segments");
 	response = sample_response(0);
 	response->message = "two\nlines";
 	refuse_response(response, "message");
