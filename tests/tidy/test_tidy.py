@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""tests/tidy/run must find what is wrong: a small tree with one fault of each kind, and a good one."""
+"""tests/tidy/run must find what is wrong: trees with one fault of each kind, and a good one."""
 import os
 import subprocess
 import sys
