@@ -1,0 +1,349 @@
+/* A peer that greets properly and then sends nonsense: numbers of its own invention in well-formed
+ * messages, and damaged bytes. The store answers or closes, keeps serving others, and ends cleanly.
+ */
+#include "tests/lib/store_client_test.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#include "common/base/random.h"
+#include "common/transport/frame.h"
+#include "common/transport/transport_map.h"
+#include "common/transport/unix_socket.h"
+#include "proto/codec.h"
+
+const char *test_transport = "map";
+const char *test_program;
+
+static struct store_fixture fixture;
+
+enum { CONNECTIONS = 150, MESSAGES = 40, LIST = 12, STAGING = 1 << 20 };
+
+static int set_up(void **state)
+{
+	static const char *const arguments[] = {"--transport=map", "--memory=8MiB", NULL};
+
+	(void)state;
+	return store_fixture_init(&fixture) && store_fixture_start(&fixture, arguments) ? 0 : -1;
+}
+
+static int tear_down(void **state)
+{
+	(void)state;
+	return store_fixture_deinit(&fixture, false) ? 0 : -1;
+}
+
+struct peer {
+	int socket;
+	struct kv_frame_writer *writer;
+	struct kv_frame_reader *reader;
+	struct kv_random *random;
+	uint64_t sequence;       /* the last handle that an answer named */
+	uint64_t segments[LIST]; /* the last ids that an answer named */
+	uint32_t segment_count;
+};
+
+/* Mostly small and near to what exists, sometimes anything. */
+static uint64_t number(struct peer *peer)
+{
+	switch (kv_random_below(peer->random, 6)) {
+	case 0:
+		return kv_random_next(peer->random);
+	case 1:
+		return UINT64_MAX - kv_random_below(peer->random, 4);
+	case 2:
+		return kv_random_below(peer->random, 70000);
+	default:
+		return kv_random_below(peer->random, 8);
+	}
+}
+
+static uint32_t number32(struct peer *peer)
+{
+	return (uint32_t)number(peer);
+}
+
+static uint64_t some_sequence(struct peer *peer)
+{
+	return kv_random_below(peer->random, 4) ? peer->sequence : number(peer);
+}
+
+static uint64_t some_segment(struct peer *peer)
+{
+	if (!peer->segment_count || !kv_random_below(peer->random, 5)) return number(peer);
+	return peer->segments[kv_random_below(peer->random, peer->segment_count)];
+}
+
+/* Send, now and then with damaged bytes. */
+static void send_request(struct peer *peer, const Kv__Request *request, int descriptor)
+{
+	uint8_t *bytes = NULL;
+	size_t length = 0;
+	int idle = 0;
+
+	if (kv_codec_request_pack(kv_heap(), request, &bytes, &length) != KV_OK) return;
+	if (descriptor < 0 && length && !kv_random_below(peer->random, 25))
+		bytes[kv_random_below(peer->random, length)] ^=
+		    (uint8_t)(1 << kv_random_below(peer->random, 8));
+	if (kv_frame_push(peer->writer, bytes, length, &descriptor, descriptor >= 0) == KV_OK)
+		(void)kv_frame_write(peer->writer, peer->socket, &idle);
+	kv_free(kv_heap(), bytes);
+}
+
+static void remember(struct peer *peer, const Kv__Response *response)
+{
+	if (response->status) return;
+	if (response->body_case == KV__RESPONSE__BODY_OPEN) peer->sequence = response->open->sequence;
+	if (response->body_case != KV__RESPONSE__BODY_RESERVE) return;
+	peer->segment_count = 0;
+	for (size_t i = 0; i < response->reserve->n_segments && i < LIST; i++)
+		peer->segments[peer->segment_count++] = response->reserve->segments[i]->segment_id;
+}
+
+/* Take what has been answered; false when the store has closed. */
+static bool read_answers(struct peer *peer, int wait_ms)
+{
+	struct pollfd one = {.fd = peer->socket, .events = POLLIN};
+
+	poll(&one, 1, wait_ms);
+	for (;;) {
+		enum kv_frame_event event = KV_FRAME_NONE;
+		Kv__Response *response = NULL;
+		struct kv_frame frame;
+
+		if (kv_frame_read(peer->reader, peer->socket, &event, &frame) != KV_OK) return false;
+		if (event == KV_FRAME_END) return false;
+		if (event == KV_FRAME_NONE) return true;
+		assert_ok(kv_codec_response_unpack(kv_heap(), frame.payload, frame.length, &response));
+		remember(peer, response);
+		kv_codec_response_free(kv_heap(), response);
+	}
+}
+
+static void send_hello(struct peer *peer, int staging)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__HelloRequest hello = KV__HELLO_REQUEST__INIT;
+	Kv__ModelLayout wire = KV__MODEL_LAYOUT__INIT;
+	struct kvw_model_layout layout = test_layout();
+	uint8_t model[32];
+
+	memset(model, 7, sizeof model);
+	kv_codec_layout_to_wire(&layout, &wire);
+	if (!kv_random_below(peer->random, 10)) wire.layers = number32(peer);
+	if (!kv_random_below(peer->random, 10)) wire.head_dim = number32(peer);
+	hello.protocol_version = KV_PROTOCOL_VERSION;
+	hello.client_name = (char *)(uintptr_t) "hostile";
+	hello.client_kind = (char *)(uintptr_t) "gpu-worker";
+	hello.model_id.data = model;
+	hello.model_id.len = sizeof model;
+	hello.layout = &wire;
+	hello.transport = (char *)(uintptr_t) "map";
+	hello.staging_descriptor = true;
+	hello.staging_bytes = kv_random_below(peer->random, 10) ? STAGING : number(peer);
+	request.body_case = KV__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	send_request(peer, &request, staging);
+}
+
+static void send_open(struct peer *peer)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__OpenRequest open = KV__OPEN_REQUEST__INIT;
+	int32_t prompt[PROMPT_TOKENS];
+	uint8_t digest[32] = {0};
+	Kv__Cut cuts[LIST];
+	Kv__Cut *pointers[LIST];
+	size_t count = kv_random_below(peer->random, LIST);
+
+	test_prompt(prompt, (int32_t)kv_random_below(peer->random, 3));
+	for (size_t i = 0; i < count; i++) {
+		kv__cut__init(&cuts[i]);
+		cuts[i].end = i + 1 == count ? PROMPT_TOKENS : 100 * (uint32_t)(i + 1);
+		if (!kv_random_below(peer->random, 12)) cuts[i].end = number32(peer);
+		cuts[i].kind = (uint32_t)kv_random_below(peer->random, 2);
+		if (!kv_random_below(peer->random, 12)) cuts[i].kind = number32(peer);
+		pointers[i] = &cuts[i];
+	}
+	open.sequence_id =
+	    (char *)(uintptr_t)(kv_random_below(peer->random, 2) ? "" : "hostile-sequence");
+	open.prompt.data = (uint8_t *)prompt;
+	open.prompt.len = sizeof prompt;
+	open.policy_digest.data = digest;
+	open.policy_digest.len = sizeof digest;
+	open.cuts = pointers;
+	open.n_cuts = count;
+	request.id = number(peer);
+	request.body_case = KV__REQUEST__BODY_OPEN;
+	request.open = &open;
+	send_request(peer, &request, -1);
+}
+
+static void send_reserve(struct peer *peer)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__ReserveRequest reserve = KV__RESERVE_REQUEST__INIT;
+	Kv__NewSegment segments[LIST];
+	Kv__NewSegment *pointers[LIST];
+	size_t count = kv_random_below(peer->random, 4);
+
+	for (size_t i = 0; i < count; i++) {
+		kv__new_segment__init(&segments[i]);
+		segments[i].start = 100 * (uint32_t)i;
+		segments[i].tokens = 100;
+		if (!kv_random_below(peer->random, 4)) segments[i].start = number32(peer);
+		if (!kv_random_below(peer->random, 4)) segments[i].tokens = number32(peer);
+		if (!kv_random_below(peer->random, 4)) segments[i].kind = number32(peer);
+		if (!kv_random_below(peer->random, 4)) segments[i].provenance = number32(peer);
+		pointers[i] = &segments[i];
+	}
+	reserve.sequence = some_sequence(peer);
+	reserve.segments = pointers;
+	reserve.n_segments = count;
+	request.body_case = KV__REQUEST__BODY_RESERVE;
+	request.reserve = &reserve;
+	send_request(peer, &request, -1);
+}
+
+static void send_put(struct peer *peer)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__PutRequest put = KV__PUT_REQUEST__INIT;
+
+	put.segment_id = some_segment(peer);
+	put.layer = (uint32_t)kv_random_below(peer->random, 3);
+	put.bytes = test_unit_bytes(0, 100, KVW_CLUSTERED, put.layer);
+	if (!kv_random_below(peer->random, 4)) put.layer = number32(peer);
+	if (!kv_random_below(peer->random, 4)) put.bytes = number(peer);
+	put.staging_offset = kv_random_below(peer->random, 4) ? 0 : number(peer);
+	request.body_case = KV__REQUEST__BODY_PUT;
+	request.put = &put;
+	send_request(peer, &request, -1);
+}
+
+static void send_commit(struct peer *peer)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__CommitRequest commit = KV__COMMIT_REQUEST__INIT;
+	uint64_t ids[LIST];
+	uint64_t replaced[LIST];
+	uint32_t sums[LIST * 3] = {0};
+	size_t count = 1 + kv_random_below(peer->random, 3);
+
+	for (size_t i = 0; i < LIST; i++) {
+		ids[i] = i < peer->segment_count && kv_random_below(peer->random, 6) ? peer->segments[i]
+		                                                                     : some_segment(peer);
+		replaced[i] = some_segment(peer);
+	}
+	commit.sequence = some_sequence(peer);
+	commit.segment_ids = ids;
+	commit.n_segment_ids = count;
+	commit.checksums = sums;
+	commit.n_checksums = kv_random_below(peer->random, 2) ? 3 * count : 0;
+	commit.replaced_ids = replaced;
+	commit.n_replaced_ids = kv_random_below(peer->random, 4) ? 0 : 2;
+	request.body_case = KV__REQUEST__BODY_COMMIT;
+	request.commit = &commit;
+	send_request(peer, &request, -1);
+}
+
+static void send_small(struct peer *peer)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__CloseRequest close_request = KV__CLOSE_REQUEST__INIT;
+	Kv__ReleaseRequest release = KV__RELEASE_REQUEST__INIT;
+	Kv__HeartbeatRequest heartbeat = KV__HEARTBEAT_REQUEST__INIT;
+	Kv__PushRequest push = KV__PUSH_REQUEST__INIT;
+	int32_t tokens[LIST] = {1, 2, 3};
+	uint64_t id = some_segment(peer);
+
+	switch (kv_random_below(peer->random, 4)) {
+	case 0:
+		close_request.sequence = some_sequence(peer);
+		close_request.keep = kv_random_below(peer->random, 2) != 0;
+		request.body_case = KV__REQUEST__BODY_CLOSE;
+		request.close = &close_request;
+		break;
+	case 1:
+		release.sequence = some_sequence(peer);
+		release.segment_ids = &id;
+		release.n_segment_ids = 1;
+		request.body_case = KV__REQUEST__BODY_RELEASE;
+		request.release = &release;
+		break;
+	case 2:
+		heartbeat.lease_epoch = number(peer);
+		request.body_case = KV__REQUEST__BODY_HEARTBEAT;
+		request.heartbeat = &heartbeat;
+		break;
+	default:
+		push.sequence = some_sequence(peer);
+		push.decoded_before = number32(peer);
+		push.tokens.data = (uint8_t *)tokens;
+		push.tokens.len = sizeof tokens;
+		request.body_case = KV__REQUEST__BODY_PUSH;
+		request.push = &push;
+		break;
+	}
+	send_request(peer, &request, -1);
+}
+
+static void talk_nonsense(struct peer *peer, int staging)
+{
+	void (*const senders[])(struct peer *) = {
+	    send_open, send_reserve, send_put, send_commit, send_small};
+
+	send_hello(peer, staging);
+	for (int i = 0; i < MESSAGES; i++) {
+		senders[kv_random_below(peer->random, 5)](peer);
+		/* Sometimes many at once, sometimes in step. */
+		if (kv_random_below(peer->random, 3) && !read_answers(peer, 20)) return;
+	}
+	read_answers(peer, 20);
+}
+
+static void test_nonsense(void **state)
+{
+	struct kv_random random;
+	char answer[256];
+	uint8_t *memory = NULL;
+	int staging = -1;
+
+	(void)state;
+	kv_random_seed(&random, 4);
+	assert_ok(kv_staging_create(STAGING, &memory, &staging));
+	for (int i = 0; i < CONNECTIONS; i++) {
+		struct peer peer = {.random = &random};
+
+		assert_ok(kv_unix_connect(fixture.socket, &peer.socket));
+		assert_ok(kv_frame_reader_create(kv_heap(), 0, 16, &peer.reader));
+		assert_ok(kv_frame_writer_create(kv_heap(), 0, &peer.writer));
+		talk_nonsense(&peer, staging);
+		close(peer.socket);
+		kv_frame_reader_destroy(peer.reader);
+		kv_frame_writer_destroy(peer.writer);
+		assert_true(store_fixture_ask(&fixture, "health", answer, sizeof answer));
+	}
+	kv_staging_destroy(memory, STAGING, staging);
+	/* It was understood often enough for this to mean something. */
+	assert_true(store_fixture_stat(&fixture, "sequences_opened_total") > 20);
+	assert_true(store_fixture_stat(&fixture, "reserves_total") > 20);
+	assert_true(store_fixture_stat(&fixture, "put_bytes_total") > 0);
+	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"reserved\"}", 0, 3000));
+	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"quarantined\"}", 0, 3000));
+	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"connected\"}", 0, 3000));
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test_setup_teardown(test_nonsense, set_up, tear_down),
+	};
+
+	signal(SIGPIPE, SIG_IGN);
+	(void)argc;
+	test_program = argv[0];
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
