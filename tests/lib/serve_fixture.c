@@ -260,8 +260,8 @@ static void add_event(struct serve_stream *stream, const char *line, size_t leng
 	json_t *event = json_loadb(line, length, JSON_ALLOW_NUL, NULL);
 	const json_t *choice = json_array_get(json_object_get(event, "choices"), 0);
 	const json_t *delta = json_object_get(choice, "delta");
-	const char *text = json_string_value(
-	    delta != NULL ? json_object_get(delta, "content") : json_object_get(choice, "text"));
+	const json_t *text =
+	    delta != NULL ? json_object_get(delta, "content") : json_object_get(choice, "text");
 	const char *sequence =
 	    json_string_value(json_object_get(json_object_get(event, "clusterkv"), "sequence"));
 	char *grown;
@@ -269,9 +269,13 @@ static void add_event(struct serve_stream *stream, const char *line, size_t leng
 	if (event == NULL) return;
 	if (stream->events++ == 0 && sequence != NULL)
 		snprintf(stream->sequence, sizeof stream->sequence, "%s", sequence);
-	if (text != NULL) {
-		grown = realloc(stream->text, strlen(stream->text) + strlen(text) + 1);
-		if (grown != NULL) stream->text = strcat(grown, text);
+	grown = realloc(stream->text, stream->text_length + json_string_length(text) + 1);
+	if (grown != NULL) {
+		if (text != NULL)
+			memcpy(grown + stream->text_length, json_string_value(text), json_string_length(text));
+		stream->text = grown;
+		stream->text_length += json_string_length(text);
+		grown[stream->text_length] = '\0';
 	}
 	json_decref(stream->last);
 	stream->last = event;

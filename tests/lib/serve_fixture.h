@@ -57,7 +57,8 @@ void serve_reply_deinit(struct serve_reply *reply);
 
 /* A streamed answer taken apart; all NULL or 0 where it was not there. */
 struct serve_stream {
-	char *text;        /* of all events together */
+	char *text; /* of all events together; a model may say NUL bytes */
+	size_t text_length;
 	char sequence[64]; /* of the first event */
 	json_t *last;      /* the last event before the end mark */
 	unsigned events, comments;
