@@ -95,15 +95,28 @@ static enum kv_status create_rows(struct gw_pipeline *pipeline)
 	return KV_OK;
 }
 
+/* What becomes a segment of its own must be one that a store takes. */
+static enum kv_status check_segment(const char *option, uint32_t tokens)
+{
+	if (tokens <= KVW_MAX_SEGMENT_TOKENS) return KV_OK;
+	return kv_fail(KV_INVALID, "--%s %u: a segment has at most %d tokens", option, tokens,
+		(int)KVW_MAX_SEGMENT_TOKENS);
+}
+
 static enum kv_status check_options(const struct gw_pipeline_options *o,
 	const struct gw_policy_ops *policy)
 {
+	KV_TRY(gw_policy_options_check(&o->policy));
+	KV_TRY(check_segment("segment", o->policy.segment));
+	KV_TRY(check_segment("window", o->policy.window));
+	KV_TRY(check_segment("fold", o->policy.fold));
+	if (o->chunk < 1) return kv_fail(KV_INVALID, "--chunk 0: must be at least 1 row");
 	if (o->max_batch < 1 || o->max_batch > KN_MAX_DECODE_ROWS)
 		return kv_fail(KV_INVALID, "--max-batch %u: must be 1 to %d", o->max_batch,
 			KN_MAX_DECODE_ROWS);
 	if (policy->offloads && o->store == NULL)
 		return kv_fail(KV_INVALID, "policy %s offloads key/values and has no store", policy->name);
-	return gw_policy_options_check(&o->policy);
+	return KV_OK;
 }
 
 enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
