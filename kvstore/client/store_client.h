@@ -1,14 +1,15 @@
 /* All that a worker sees of the store.
  *
- * One struct kvc_store is a connection (unix:PATH) or an in-process store (none). Calls are synchronous
- * with a deadline and are made by one thread, the engine's; a thread inside keeps the control socket:
- * heartbeats, lease, counters, noticing that the store is gone, reconnecting with backoff. After a
- * reconnection, or a lapsed lease, everything attached before is stale: calls on old sequences return
- * KV_STALE or KV_DISCONNECTED and the caller opens anew.
+ * One struct kvc_store is a connection (unix:PATH) or an in-process store (none). Calls are
+ * synchronous with a deadline and are made by one thread, the engine's; a thread inside keeps the
+ * control socket: heartbeats, lease, counters, noticing that the store is gone, reconnecting with
+ * backoff. After a reconnection, or a lapsed lease, everything attached before is stale: calls on
+ * old sequences return KV_STALE or KV_DISCONNECTED and the caller opens anew.
  *
- * The order of use: open sequence (attaches the known prefix) → reserve → unit_begin/unit_end for each
- * layer → commit → fetch … → commit of folds → close. Reads are valid only if kvc_check() says KV_OK
- * after them: fetch_wait does that by itself, users of kvc_direct do it once after their reads.
+ * The order of use: open sequence (attaches the known prefix) → reserve → unit_begin/unit_end for
+ * each layer → commit → fetch … → commit of folds → close. Reads are valid only if kvc_check() says
+ * KV_OK after them: fetch_wait does that by itself, users of kvc_direct do it once after their
+ * reads.
  */
 #ifndef KVC_STORE_CLIENT_H
 #define KVC_STORE_CLIENT_H
@@ -29,17 +30,17 @@ struct kvc_sequence;
 
 struct kvc_options {
 	struct kv_allocator *allocator;
-	const char *address;          /* "unix:PATH" or "none"; copied */
-	const char *transport;        /* "auto", "ucx" or "map" ("faulty-NAME" in tests); unused for "none" */
-	const char *name;             /* the worker's name in the store's statistics */
+	const char *address;   /* "unix:PATH" or "none"; copied */
+	const char *transport; /* "auto", "ucx" or "map" ("faulty-NAME" in tests); unused for "none" */
+	const char *name;      /* the worker's name in the store's statistics */
 	uint8_t model_id[KVW_MODEL_ID_BYTES];
 	const char *model_name;
 	struct kvw_model_layout layout;
-	uint64_t local_memory;        /* arena limit of an in-process store, bytes */
-	uint32_t connect_ms;          /* how long open keeps trying to connect; 0: one attempt */
-	uint32_t call_ms;             /* deadline of a control call, 5000 by default (0) */
-	uint32_t fetch_ms;            /* deadline of a fetch, 2000 by default (0) */
-	uint64_t staging_bytes;       /* map: staging memory; 0: 64 MiB, at least the largest unit */
+	uint64_t local_memory;  /* arena limit of an in-process store, bytes */
+	uint32_t connect_ms;    /* how long open keeps trying to connect; 0: one attempt */
+	uint32_t call_ms;       /* deadline of a control call, 5000 by default (0) */
+	uint32_t fetch_ms;      /* deadline of a fetch, 2000 by default (0) */
+	uint64_t staging_bytes; /* map: staging memory; 0: 64 MiB, at least the largest unit */
 };
 
 /* Connect and agree. Errors: KV_DISCONNECTED (no such socket, nobody listening: names the path),
@@ -50,17 +51,17 @@ void kvc_close(struct kvc_store *store);
 /* 1 while the connection stands and the lease holds. Any thread. */
 int kvc_connected(struct kvc_store *store);
 uint64_t kvc_generation(struct kvc_store *store);
-const char *kvc_transport(struct kvc_store *store);   /* "ucx", "map", "local" */
-const char *kvc_lanes(struct kvc_store *store);       /* e.g. "posix/rkey_ptr", "memfd", "process" */
+const char *kvc_transport(struct kvc_store *store); /* "ucx", "map", "local" */
+const char *kvc_lanes(struct kvc_store *store);     /* e.g. "posix/rkey_ptr", "memfd", "process" */
 
 /* A stored segment as this worker reaches it. Owned by its sequence. */
 struct kvc_segment {
-	uint64_t id;                  /* never reused within a boot generation */
+	uint64_t id; /* never reused within a boot generation */
 	uint32_t start, tokens;
 	enum kvw_segment_kind kind;
 	enum kvw_provenance provenance;
-	const uint32_t *unit_region;  /* [layers] */
-	const uint64_t *unit_offset;  /* [layers] */
+	const uint32_t *unit_region; /* [layers] */
+	const uint64_t *unit_offset; /* [layers] */
 };
 
 struct kvc_cut {
@@ -69,36 +70,37 @@ struct kvc_cut {
 };
 
 struct kvc_open_request {
-	const char *sequence_id;      /* NULL: the store chooses */
+	const char *sequence_id; /* NULL: the store chooses */
 	const int32_t *prompt;
 	uint32_t prompt_tokens;
 	const struct kvc_cut *cuts;
 	uint32_t cut_count;
 	uint8_t policy_digest[32];
-	const void *parameters;       /* handed back by resume, at most 16 KiB */
+	const void *parameters; /* handed back by resume, at most 16 KiB */
 	size_t parameter_bytes;
 };
 
 struct kvc_piece {
 	const struct kvc_segment *segment;
-	uint32_t tokens;              /* positions [segment->start, segment->start + tokens) are the prompt's */
+	uint32_t tokens; /* positions [segment->start, segment->start + tokens) are the prompt's */
 };
 
 /* Open a sequence. KV_EXISTS when the id is in use by a live worker. */
 enum kv_status kvc_sequence_open(struct kvc_store *store, const struct kvc_open_request *request,
-	struct kvc_sequence **sequence);
+    struct kvc_sequence **sequence);
 
 struct kvc_resume_state {
-	const int32_t *prompt, *decoded;  /* borrowed from the sequence */
+	const int32_t *prompt, *decoded; /* borrowed from the sequence */
 	uint32_t prompt_tokens, decoded_tokens;
 	const void *sampler_state, *parameters;
 	size_t sampler_bytes, parameter_bytes;
 };
 
-/* Take over an orphaned sequence. KV_NOT_FOUND, KV_BUSY (another worker holds it), KV_REFUSED (another
- * policy digest or model). Its list is then in kvc_sequence_segments. */
+/* Take over an orphaned sequence. KV_NOT_FOUND, KV_BUSY (another worker holds it), KV_REFUSED
+ * (another policy digest or model). Its list is then in kvc_sequence_segments. */
 enum kv_status kvc_sequence_resume(struct kvc_store *store, const char *sequence_id,
-	const uint8_t policy_digest[32], struct kvc_sequence **sequence, struct kvc_resume_state *state);
+    const uint8_t policy_digest[32], struct kvc_sequence **sequence,
+    struct kvc_resume_state *state);
 
 /* Close and free. keep: the store lets others resume it until it expires. Never fails: without a
  * connection it only frees. */
@@ -106,9 +108,10 @@ void kvc_sequence_close(struct kvc_sequence *sequence, int keep);
 
 const char *kvc_sequence_id(const struct kvc_sequence *sequence);
 
-/* The committed segments in order (after open: the shared prefix). Borrowed until the next commit. */
-const struct kvc_segment *const *kvc_sequence_segments(const struct kvc_sequence *sequence,
-	uint32_t *count);
+/* The committed segments in order (after open: the shared prefix). Borrowed until the next commit.
+ */
+const struct kvc_segment *const *kvc_sequence_segments(
+    const struct kvc_sequence *sequence, uint32_t *count);
 /* Segments to copy from, in position order, following the shared prefix without a gap. */
 const struct kvc_piece *kvc_sequence_pieces(const struct kvc_sequence *sequence, uint32_t *count);
 /* The pieces have been copied: their references go back. */
@@ -120,44 +123,47 @@ struct kvc_new_segment {
 	enum kvw_provenance provenance;
 };
 
-/* Reserve memory for new segments. All or nothing; KV_LIMIT with the store's reason when it is full.
- * out[count] are borrowed from the sequence until committed or released. */
+/* Reserve memory for new segments. All or nothing; KV_LIMIT with the store's reason when it is
+ * full. out[count] are borrowed from the sequence until committed or released. */
 enum kv_status kvc_reserve(struct kvc_sequence *sequence, const struct kvc_new_segment *segments,
-	uint32_t count, const struct kvc_segment **out);
+    uint32_t count, const struct kvc_segment **out);
 
 /* Memory to write layer `layer` of a reserved segment into: the arena itself or staging memory.
- * `bytes` is the unit's size by wire_layout.h. May wait for staging memory. Several units may be begun
- * before they are ended (at most 64). */
+ * `bytes` is the unit's size by wire_layout.h. May wait for staging memory. Several units may be
+ * begun before they are ended (at most 64). */
 enum kv_status kvc_unit_begin(struct kvc_sequence *sequence, const struct kvc_segment *segment,
-	uint32_t layer, uint8_t **memory, uint64_t *bytes);
-enum kv_status kvc_unit_end(struct kvc_sequence *sequence, const struct kvc_segment *segment,
-	uint32_t layer);
+    uint32_t layer, uint8_t **memory, uint64_t *bytes);
+enum kv_status kvc_unit_end(
+    struct kvc_sequence *sequence, const struct kvc_segment *segment, uint32_t layer);
 
 /* Commit: every unit of every segment has been ended. The segments take the place of the `replaced`
  * list entries (a fold: the tail or the old window), else are appended. tokens: the ids of the new
  * segments, concatenated; NULL where they are the prompt's own. A commit of a segment whose key is
  * already stored ends with the stored one; the sequence's list shows which. */
 enum kv_status kvc_commit(struct kvc_sequence *sequence, const struct kvc_segment *const *segments,
-	uint32_t count, const int32_t *tokens, uint32_t token_count,
-	const struct kvc_segment *const *replaced, uint32_t replaced_count);
+    uint32_t count, const int32_t *tokens, uint32_t token_count,
+    const struct kvc_segment *const *replaced, uint32_t replaced_count);
 
 /* Give up reserved segments. */
-void kvc_release(struct kvc_sequence *sequence, const struct kvc_segment *const *segments,
-	uint32_t count);
+void kvc_release(
+    struct kvc_sequence *sequence, const struct kvc_segment *const *segments, uint32_t count);
 
 /* The unit's memory where it can be read in place, else NULL. */
-const uint8_t *kvc_direct(struct kvc_store *store, const struct kvc_segment *segment, uint32_t layer);
+const uint8_t *kvc_direct(
+    struct kvc_store *store, const struct kvc_segment *segment, uint32_t layer);
 
 struct kvc_read {
 	const struct kvc_segment *segment;
 	uint32_t layer;
-	uint64_t offset, bytes;       /* inside the unit */
+	uint64_t offset, bytes; /* inside the unit */
 	void *destination;
 };
 
 /* Read many ranges. start may complete some at once; wait returns when all are there and have been
- * checked: KV_STALE, KV_TIMEOUT or KV_DISCONNECTED mean that none may be used. One batch in flight. */
-enum kv_status kvc_fetch_start(struct kvc_store *store, const struct kvc_read *reads, uint32_t count);
+ * checked: KV_STALE, KV_TIMEOUT or KV_DISCONNECTED mean that none may be used. One batch in flight.
+ */
+enum kv_status kvc_fetch_start(
+    struct kvc_store *store, const struct kvc_read *reads, uint32_t count);
 enum kv_status kvc_fetch_wait(struct kvc_store *store);
 
 /* KV_OK while generation and lease hold: what was read before this call is right. */
@@ -166,8 +172,8 @@ enum kv_status kvc_sequence_check(const struct kvc_sequence *sequence);
 
 /* Report decoded tokens (all since the prompt's end so far) and the sampler's state; sent at most
  * 100 ms later by the inner thread. Copies; never waits. */
-enum kv_status kvc_push(struct kvc_sequence *sequence, const int32_t *decoded, uint32_t decoded_tokens,
-	const void *sampler_state, size_t sampler_bytes);
+enum kv_status kvc_push(struct kvc_sequence *sequence, const int32_t *decoded,
+    uint32_t decoded_tokens, const void *sampler_state, size_t sampler_bytes);
 
 /* Send what is pending now and wait for the answer. */
 enum kv_status kvc_flush(struct kvc_sequence *sequence);
@@ -175,7 +181,7 @@ enum kv_status kvc_flush(struct kvc_sequence *sequence);
 /* The worker's counters (absolute), pushed each second and once at close. Copies; any thread. */
 enum { KVC_MAX_COUNTERS = 64 };
 struct kvc_counter {
-	const char *name;             /* static */
+	const char *name; /* static */
 	double value;
 };
 void kvc_report(struct kvc_store *store, const struct kvc_counter *counters, uint32_t count);

@@ -184,15 +184,17 @@ static bool serve_lines(struct reader *reader)
 	return true;
 }
 
+/* It has an answer to take, or a line that waits for its turn. */
+static bool behind(const struct reader *reader)
+{
+	return reader->answer.length > 0 || memchr(reader->line, '\n', reader->length) != NULL;
+}
+
 static void watch_reader(struct reader *reader)
 {
-	bool sends = reader->answer.length > 0;
-	bool full = reader->length == MAX_LINE;
-	/* A line that waits for its turn: writability brings us back at once. */
-	bool waits = memchr(reader->line, '\n', reader->length) != NULL;
-
-	kv_watch_update(reader->watch, (sends || full || waits ? 0u : KV_LOOP_READABLE) |
-	                                   (sends || waits ? KV_LOOP_WRITABLE : 0u) | KV_LOOP_HANGUP);
+	/* Writability brings us back to the lines that wait. */
+	kv_watch_update(
+	    reader->watch, (behind(reader) ? KV_LOOP_WRITABLE : KV_LOOP_READABLE) | KV_LOOP_HANGUP);
 }
 
 static void on_reader(void *context, struct kv_watch *watch, unsigned events)
@@ -301,8 +303,10 @@ void kvs_stats_tick(struct kvs_server *server, uint64_t now)
 		struct reader *reader = KV_CONTAINER_OF(node, struct reader, node);
 
 		if (now < reader->active_ms) continue;
-		if (reader->answer.length && now - reader->active_ms >= SLOW_MS)
-			drop(reader, "does not read its answer");
+		/* A socket that has taken much and passed on little is not writable, though a send would
+		 * succeed: commands that wait behind it count as an answer that is not read. */
+		if (behind(reader) && now - reader->active_ms >= SLOW_MS)
+			drop(reader, "does not read its answers");
 		else if (now - reader->active_ms >= IDLE_MS)
 			drop(reader, NULL);
 	}
