@@ -32,6 +32,7 @@ enum kv_status gw_token_rows_append(struct gw_token_rows *rows, const uint8_t *s
 	if (count > rows->capacity - rows->count)
 		return kv_fail(KV_LIMIT, "%u KV rows appended to %u of %u", count, rows->count,
 			rows->capacity);
+	if (count == 0) return KV_OK;
 	for (uint32_t head = 0; head < rows->kv_heads; head++)
 		memcpy(gw_token_rows_at(rows, head, rows->count), source + head * head_stride,
 			count * rows->row_bytes);
@@ -43,6 +44,7 @@ void gw_token_rows_drop(struct gw_token_rows *rows, uint32_t count)
 {
 	uint32_t left = rows->count - count;
 
+	if (count == 0) return;
 	for (uint32_t head = 0; head < rows->kv_heads; head++)
 		memmove(gw_token_rows_at(rows, head, 0), gw_token_rows_at(rows, head, count),
 			left * rows->row_bytes);
