@@ -143,6 +143,10 @@ def hit_rate(path, worker, decoded):
     return None
 
 
+def plural(count, noun):
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
 def figures(last, rate):
     """Pairs of a name and a value, as text."""
     report, usage = last["clusterkv"], last["usage"]
@@ -150,12 +154,14 @@ def figures(last, rate):
     computed = usage["prompt_tokens"] - found
     attended = report["budget_tokens_mean"] + report["window_tokens_mean"]
     yield "prompt", f"{usage['prompt_tokens']:,} tokens"
-    yield "found in the store", f"{found:,} tokens, which were not computed again"
-    yield "prefill", (f"{report['prefill_seconds']:.2f} s for {computed:,} tokens"
-                      f" ({computed / max(report['prefill_seconds'], 1e-9):,.0f} tokens/s)")
+    again = ", which were not computed again" if found else ""
+    yield "found in the store", f"{found:,} tokens{again}"
+    speed = f" ({computed / max(report['prefill_seconds'], 1e-9):,.0f} tokens/s)"
+    yield "prefill", (f"{report['prefill_seconds']:.2f} s for {plural(computed, 'token')}"
+                      f"{speed if computed >= 100 else ''}")
     yield "decode", (f"{report['ms_per_token']:.1f} ms a token"
                      f" ({1000 / max(report['ms_per_token'], 1e-9):,.0f} tokens/s),"
-                     f" {usage['completion_tokens']} tokens")
+                     f" {plural(usage['completion_tokens'], 'token')}")
     yield "attended", (f"{attended:,.0f} tokens a head in sparse layers, of which"
                        f" {report['window_tokens_mean']:,.0f} in the window")
     if rate is not None:
