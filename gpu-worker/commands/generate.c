@@ -60,10 +60,10 @@ static enum kv_status answer(const struct gw_settings *s, struct gw_worker *work
 		print_text(s, session);
 		if (kv_now_ms() - reported >= 500) {
 			reported = kv_now_ms();
-			gw_worker_report(worker);
+			gw_worker_report(worker, gw_session_sequence(session), 1);
 		}
 	}
-	gw_worker_report(worker);
+	gw_worker_report(worker, gw_session_sequence(session), 0);
 	return KV_OK;
 }
 

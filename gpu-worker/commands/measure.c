@@ -69,7 +69,7 @@ static enum kv_status teach(const struct gw_settings *s, struct gw_worker *worke
 	}
 done:
 	kv_progress_finish(progress);
-	gw_worker_report(worker);
+	gw_worker_report(worker, sequence, 0);
 	return status;
 }
 

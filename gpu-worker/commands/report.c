@@ -58,9 +58,11 @@ void gw_worker_push(struct gw_worker *worker, const struct gw_totals *t)
 		kvc_report(worker->store, counters, sizeof counters / sizeof counters[0]);
 }
 
-void gw_worker_report(struct gw_worker *worker)
+void gw_worker_report(struct gw_worker *worker, const struct gw_sequence *sequence, int active)
 {
-	struct gw_totals none = {0};
+	struct gw_totals totals = {0};
 
-	gw_worker_push(worker, &none);
+	gw_totals_add(&totals, sequence, 0);
+	totals.active_sequences = active ? 1 : 0;
+	gw_worker_push(worker, &totals);
 }

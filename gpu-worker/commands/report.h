@@ -21,8 +21,8 @@ void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence,
 /* Hand the counters to the store client, which pushes them each second. */
 void gw_worker_push(struct gw_worker *worker, const struct gw_totals *totals);
 
-/* The same for a process with one sequence: only what the cache counts. */
-void gw_worker_report(struct gw_worker *worker);
+/* The same for a process with one sequence. `active`: it is still running. */
+void gw_worker_report(struct gw_worker *worker, const struct gw_sequence *sequence, int active);
 
 #ifdef __cplusplus
 }

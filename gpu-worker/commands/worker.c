@@ -138,7 +138,7 @@ static enum kv_status open_pipeline(struct gw_worker *worker)
 	options.kv_type = worker->kv_type;
 	options.cache_bytes = s->cache;
 	options.chunk = s->chunk;
-	options.max_batch = s->max_batch > 0 ? s->max_batch : 1;
+	options.max_batch = worker->max_batch;
 	options.audit = s->audit;
 	return gw_pipeline_create(&options, &worker->pipeline);
 }
@@ -177,6 +177,7 @@ enum kv_status gw_worker_prepare(const struct gw_settings *settings,
 	memset(worker, 0, sizeof *worker);
 	worker->settings = settings;
 	worker->allocator = allocator;
+	worker->max_batch = settings->max_batch;
 	name_worker(worker, settings);
 	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
 	KV_TRY_GOTO(status, check_policy(worker, policy), done);
@@ -217,6 +218,7 @@ enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allo
 	enum kv_status status;
 
 	KV_TRY(gw_worker_prepare(settings, allocator, policy, worker));
+	worker->max_batch = 1;
 	status = gw_worker_connect(worker, settings->store_wait_ms);
 	if (status != KV_OK) gw_worker_close(worker);
 	return status;

@@ -24,6 +24,7 @@ struct gw_worker {
 	struct gw_pipeline *pipeline;
 	struct gw_policy_options policy;
 	enum kn_kv_type kv_type;
+	uint32_t max_batch;
 	bool offloads;                     /* the policy needs a store */
 	uint8_t model_id[32];
 	char model_name[128], name[64];
