@@ -1,9 +1,10 @@
 /* Status codes and the error text that goes with them.
  *
- * Every function that can fail returns enum kv_status. The function that first sees an error describes
- * it with kv_fail(): the thing, the value and the remedy, in one sentence. The text belongs to the
- * calling thread and lives until the next kv_fail() or kv_error_clear() of that thread; whoever hands
- * an error to a user prints kv_error_message(). Outputs of a failed call are left unchanged.
+ * Every function that can fail returns enum kv_status. The function that first sees an error
+ * describes it with kv_fail(): the thing, the value and the remedy, in one sentence. The text
+ * belongs to the calling thread and lives until the next kv_fail() or kv_error_clear() of that
+ * thread; whoever hands an error to a user prints kv_error_message(). Outputs of a failed call are
+ * left unchanged.
  */
 #ifndef KV_COMMON_BASE_STATUS_H
 #define KV_COMMON_BASE_STATUS_H

@@ -1,8 +1,8 @@
 /* An allocator that counts, can be limited, and can be made to fail.
  *
  * Every allocation of the project goes through one: a library gets it from its owner, tests hand in
- * one with `fail_at` set to walk through every failure. Thread-safe. Blocks are aligned to 64 bytes.
- * Freeing NULL is allowed. A block must go back to the allocator that it came from.
+ * one with `fail_at` set to walk through every failure. Thread-safe. Blocks are aligned to 64
+ * bytes. Freeing NULL is allowed. A block must go back to the allocator that it came from.
  */
 #ifndef KV_COMMON_MEMORY_ALLOCATOR_H
 #define KV_COMMON_MEMORY_ALLOCATOR_H
@@ -24,7 +24,8 @@ struct kv_allocator_stats {
 	uint64_t peak_bytes;
 };
 
-/* Create an allocator over the C heap. `limit` in bytes, 0 for none. NULL when the heap is exhausted. */
+/* Create an allocator over the C heap. `limit` in bytes, 0 for none. NULL when the heap is
+ * exhausted. */
 struct kv_allocator *kv_allocator_create(const char *name, uint64_t limit);
 
 /* Destroy. Blocks still in use are a bug: logged, and an abort in debug builds. NULL is allowed. */

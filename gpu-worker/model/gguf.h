@@ -1,8 +1,8 @@
 /* A GGUF file (versions 2 and 3, little endian), mapped read-only and checked.
  *
- * Nothing in the file is trusted: counts, lengths, offsets, types and alignment are bounded before use;
- * a file that is missing, truncated, foreign or hostile gives a status and a sentence naming the file
- * and the flaw, never a crash. Specification: ggml's docs/gguf.md.
+ * Nothing in the file is trusted: counts, lengths, offsets, types and alignment are bounded before
+ * use; a file that is missing, truncated, foreign or hostile gives a status and a sentence naming
+ * the file and the flaw, never a crash. Specification: ggml's docs/gguf.md.
  */
 #ifndef GW_MODEL_GGUF_H
 #define GW_MODEL_GGUF_H
@@ -34,7 +34,8 @@ struct gw_gguf_tensor {
 	uint64_t bytes;
 };
 
-enum kv_status gw_gguf_open(struct kv_allocator *allocator, const char *path, struct gw_gguf **file);
+enum kv_status gw_gguf_open(
+    struct kv_allocator *allocator, const char *path, struct gw_gguf **file);
 /* The same over memory that the caller keeps alive and unchanged (tests, fuzzing). */
 enum kv_status gw_gguf_open_memory(struct kv_allocator *allocator, const void *data, size_t size,
 	const char *name, struct gw_gguf **file);
@@ -46,7 +47,8 @@ const char *gw_gguf_path(const struct gw_gguf *file);
 enum kv_status gw_gguf_u32(const struct gw_gguf *file, const char *key, uint32_t *value);
 enum kv_status gw_gguf_f64(const struct gw_gguf *file, const char *key, double *value);
 enum kv_status gw_gguf_bool(const struct gw_gguf *file, const char *key, int *value);
-enum kv_status gw_gguf_string(const struct gw_gguf *file, const char *key, struct gw_gguf_string *value);
+enum kv_status gw_gguf_string(
+    const struct gw_gguf *file, const char *key, struct gw_gguf_string *value);
 /* Arrays: element count, then elements by index (strings; any integer; any float). */
 enum kv_status gw_gguf_array_count(const struct gw_gguf *file, const char *key, uint64_t *count);
 enum kv_status gw_gguf_array_strings(const struct gw_gguf *file, const char *key,

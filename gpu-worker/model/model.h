@@ -1,8 +1,8 @@
 /* A model: everything of the forward pass but the middle of attention.
  *
- * The pipeline calls embed, then for each layer project → (attention of its own making) → finish, then
- * logits. All activations are float rows in backend memory. Architectures register in registry.c; each
- * arch_NAME.c maps its tensors onto the shared blocks.
+ * The pipeline calls embed, then for each layer project → (attention of its own making) → finish,
+ * then logits. All activations are float rows in backend memory. Architectures register in
+ * registry.c; each arch_NAME.c maps its tensors onto the shared blocks.
  */
 #ifndef GW_MODEL_MODEL_H
 #define GW_MODEL_MODEL_H
@@ -46,18 +46,21 @@ uint64_t gw_model_weight_bytes(const struct gw_model *model);
 /* x[count][hidden] = embeddings of ids. Ids are checked by the caller: 0 ≤ id < vocabulary. */
 enum kv_status gw_model_embed(struct gw_model *model, const int32_t *ids, uint32_t count, float *x);
 
-/* q[count][heads][head_dim], k and v [count][kv_heads][head_dim] of layer `layer` after norm, bias, q/k
- * norm and rotary position; one row of qkv is [q | k | v], row stride gw_model_qkv_width floats. */
+/* q[count][heads][head_dim], k and v [count][kv_heads][head_dim] of layer `layer` after norm, bias,
+ * q/k norm and rotary position; one row of qkv is [q | k | v], row stride gw_model_qkv_width
+ * floats. */
 uint32_t gw_model_qkv_width(const struct gw_model *model);
 enum kv_status gw_model_project(struct gw_model *model, uint32_t layer, const float *x,
 	const uint32_t *positions, uint32_t count, float *qkv);
 
-/* x[count][hidden] += output projection of attention[count][heads × head_dim], then += feed-forward. */
+/* x[count][hidden] += output projection of attention[count][heads × head_dim], then +=
+ * feed-forward. */
 enum kv_status gw_model_finish(struct gw_model *model, uint32_t layer, const float *attention,
 	uint32_t count, float *x);
 
 /* logits[count][vocabulary] of the residual rows x[count][hidden]. */
-enum kv_status gw_model_logits(struct gw_model *model, const float *x, uint32_t count, float *logits);
+enum kv_status gw_model_logits(
+    struct gw_model *model, const float *x, uint32_t count, float *logits);
 
 #ifdef __cplusplus
 }

@@ -2,9 +2,9 @@
 """Write a tiny decoder-only model with random weights as a GGUF file, for tests.
 
 Standard library only, and the same bytes for the same options everywhere. The vocabulary is a valid
-byte-level BPE (every byte, a few merges, the ChatML tokens). Weights are scaled so that attention is
-peaky, keys of like tokens lie close together, and the best logit stands clear of the next: tests that
-compare answers would otherwise compare noise. The ChatML tokens are never the best.
+byte-level BPE (every byte, a few merges, the ChatML tokens). Weights are scaled so that attention
+is peaky, keys of like tokens lie close together, and the best logit stands clear of the next: tests
+that compare answers would otherwise compare noise. The ChatML tokens are never the best.
 """
 import argparse
 import math
@@ -18,8 +18,8 @@ ALIGNMENT = 32
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 # Ġ stands for a space. Each merge may use what earlier ones made.
 MERGES = """
-t h|h e|th e|Ġ the|i n|e r|a n|o n|r e|Ġ a|a t|e n|o r|Ġ t|Ġ s|Ġ w|n d|an d|Ġ and|e s|i s|o u|in g|Ġ o
-Ġ b|Ġ c|i t|Ġ in|Ġ h|e d|Ġ f|Ġ p|Ġ m|a l|l l|Ġ to|o f|Ġ of|Ġ d|y ou|Ġ you
+t h|h e|th e|Ġ the|i n|e r|a n|o n|r e|Ġ a|a t|e n|o r|Ġ t|Ġ s|Ġ w|n d|an d|Ġ and|e s|i s|o u|in g
+Ġ o|Ġ b|Ġ c|i t|Ġ in|Ġ h|e d|Ġ f|Ġ p|Ġ m|a l|l l|Ġ to|o f|Ġ of|Ġ d|y ou|Ġ you
 """
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
@@ -131,8 +131,8 @@ class Model:
         self.tensors.append((name, [columns, rows], kind, encode_tensor(kind, values)))
 
     def rotary_gain(self, row):
-        """Less weight on the channels that turn fast: what a key says then depends on its token more
-        than on its position, as in trained models."""
+        """Less weight on the channels that turn fast: what a key says then depends on its token
+        more than on its position, as in trained models."""
         head_dim = self.options.head_dim
         channel = row % head_dim
         pairs = head_dim // 2
@@ -244,7 +244,7 @@ def main():
     parser.add_argument("--context", type=int, default=16384)
     parser.add_argument("--rope-base", type=float, default=100000.0)
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--tied", action="store_true", help="the embedding is the output matrix too")
+    parser.add_argument("--tied", action="store_true", help="the embedding is the output too")
     parser.add_argument("--rope-freqs", action="store_true", help="with a rope_freqs.weight tensor")
     options = parser.parse_args()
     tokens, merges = vocabulary()
