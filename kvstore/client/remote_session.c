@@ -1,7 +1,10 @@
 /* Sessions: the transport's client, the control page and the attached regions of one connection. */
+#define _DEFAULT_SOURCE /* MADV_REMOVE */
+
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include "common/base/log.h"
@@ -65,6 +68,15 @@ fail:
 	return status;
 }
 
+/* Staging memory was made before it was known whether the store wants it. Where units are written
+ * in place its pages go back; the mapping stays for a later session that may need it. */
+static void empty_staging(struct kvc_remote_store *store)
+{
+	if (store->staging.count) return;
+	if (madvise(store->staging_memory, store->staging_bytes, MADV_REMOVE) != 0)
+		kv_debug(MODULE, "staging memory stays although it is not used");
+}
+
 enum kv_status kvc_session_adopt(struct kvc_remote_store *store)
 {
 	uint64_t number = kvc_channel_session(store->channel);
@@ -81,6 +93,7 @@ enum kv_status kvc_session_adopt(struct kvc_remote_store *store)
 	kv_list_push_back(&store->sessions, &session->node);
 	store->current = session;
 	if (old && !old->users) kvc_session_destroy(store, old);
+	if (strcmp(session->transport, "map") != 0) empty_staging(store);
 	kvc_session_lanes(store);
 	return KV_OK;
 }

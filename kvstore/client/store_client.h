@@ -40,7 +40,7 @@ struct kvc_options {
 	uint32_t connect_ms;    /* how long open keeps trying to connect; 0: one attempt */
 	uint32_t call_ms;       /* deadline of a control call, 5000 by default (0) */
 	uint32_t fetch_ms;      /* deadline of a fetch, 2000 by default (0) */
-	uint64_t staging_bytes; /* map: staging memory; 0: 64 MiB, at least the largest unit */
+	uint64_t staging_bytes; /* map: staging memory, at least one unit; 0: 64 MiB */
 };
 
 /* Connect and agree. Errors: KV_DISCONNECTED (no such socket, nobody listening: names the path),

@@ -54,7 +54,9 @@ void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 	memset(&answer, 0, sizeof answer);
 	kv__response__init(&answer.response);
 	answer.response.id = request->id;
-	if (!route)
+	if (!request->id)
+		status = kv_fail(KV_PROTOCOL, "a request has an id other than 0");
+	else if (!route)
 		status = kv_fail(KV_PROTOCOL, "unknown request");
 	else
 		status = check_state(peer, route);

@@ -80,8 +80,12 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *why)
 {
 	struct kvs_server *server = peer->server;
+	char text[256];
 
 	if (peer->state.state == KVS_CLOSED) return;
+	/* It may be this thread's error text, and more can fail here. */
+	snprintf(text, sizeof text, "%s", why);
+	why = text;
 	if (reason != KVS_BY_PEER && reason != KVS_BY_STORE)
 		kv_warning(KVS_MODULE, "connection closed name=%s pid=%d uid=%u reason=\"%s\"",
 		    peer->name[0] ? peer->name : "-", (int)peer->credentials.pid, peer->credentials.uid,

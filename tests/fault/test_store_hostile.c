@@ -77,12 +77,13 @@ static uint64_t some_segment(struct peer *peer)
 }
 
 /* Send, now and then with damaged bytes. */
-static void send_request(struct peer *peer, const Kv__Request *request, int descriptor)
+static void send_request(struct peer *peer, Kv__Request *request, int descriptor)
 {
 	uint8_t *bytes = NULL;
 	size_t length = 0;
 	int idle = 0;
 
+	request->id = kv_random_below(peer->random, 200) ? 1 + number(peer) : 0;
 	if (kv_codec_request_pack(kv_heap(), request, &bytes, &length) != KV_OK) return;
 	if (descriptor < 0 && length && !kv_random_below(peer->random, 25))
 		bytes[kv_random_below(peer->random, length)] ^=
@@ -175,7 +176,6 @@ static void send_open(struct peer *peer)
 	open.policy_digest.len = sizeof digest;
 	open.cuts = pointers;
 	open.n_cuts = count;
-	request.id = number(peer);
 	request.body_case = KV__REQUEST__BODY_OPEN;
 	request.open = &open;
 	send_request(peer, &request, -1);
