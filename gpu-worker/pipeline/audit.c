@@ -11,7 +11,7 @@
 #include "kernels/cpu/half.h"
 
 struct gw_audit_layer {
-	uint16_t *keys;      /* fp16 [kv_heads][capacity][head_dim]: sinks, then entries in list order */
+	uint16_t *keys;      /* fp16 [kv_heads][capacity][head_dim]: rows of entries in list order */
 	uint32_t *entry_at;  /* [segment_capacity]: first packed token of a list entry */
 	uint32_t entries, tokens;
 };
@@ -118,7 +118,6 @@ static enum kv_status pack_entries(struct gw_sequence *sequence, uint32_t layer)
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
 	struct gw_audit_layer *packed = &sequence->audit->layers[layer];
-	const struct gw_layer_state *state = &sequence->layers[layer];
 	uint32_t kv_heads = pipeline->shape->kv_heads;
 
 	if (packed->keys == NULL) {
@@ -128,12 +127,6 @@ static enum kv_status pack_entries(struct gw_sequence *sequence, uint32_t layer)
 		packed->entry_at = kv_alloc_array(pipeline->options.allocator, sequence->segment_capacity,
 			sizeof *packed->entry_at);
 		if (packed->keys == NULL || packed->entry_at == NULL) return KV_NO_MEMORY;
-	}
-	if (packed->entries == 0) {
-		packed->tokens = state->sinks.count;
-		for (uint32_t head = 0; head < kv_heads; head++)
-			pack_rows(sequence, layer, head, 0, gw_token_rows_at(&state->sinks, head, 0),
-				state->sinks.count);
 	}
 	while (packed->entries < sequence->segment_count &&
 		sequence->segments[packed->entries]->kind == KVW_CLUSTERED) {
@@ -146,10 +139,9 @@ static enum kv_status pack_entries(struct gw_sequence *sequence, uint32_t layer)
 				"--audit reads the whole arena and needs shared memory; this transport has none");
 		for (uint32_t head = 0; head < kv_heads; head++)
 			pack_rows(sequence, layer, head, packed->tokens,
-				gw_unit_row(unit, memory, head, unit->shape.plain),
-				unit->shape.tokens - unit->shape.plain);
+				gw_unit_row(unit, memory, head, 0), unit->shape.tokens);
 		packed->entry_at[packed->entries++] = packed->tokens;
-		packed->tokens += unit->shape.tokens - unit->shape.plain;
+		packed->tokens += unit->shape.tokens;
 	}
 	return KV_OK;
 }
@@ -161,23 +153,23 @@ static uint32_t prompt_rows_in_window(const struct gw_sequence *sequence)
 		: 0;
 }
 
-/* Mark what was attended of the packed prefix; returns how many tokens that is. */
+/* Mark what was attended of the packed prefix. */
 static void mark_attended(struct gw_sequence *sequence, uint32_t layer, uint32_t head,
 	const struct gw_selection *selection, uint32_t prefix)
 {
 	struct gw_audit *audit = sequence->audit;
 	const struct gw_audit_layer *packed = &audit->layers[layer];
-	const struct gw_layer_state *state = &sequence->layers[layer];
-	const struct gw_cluster_index *index = state->index;
+	const struct gw_cluster_index *index = sequence->layers[layer].index;
 
 	memset(audit->attended, 0, prefix);
-	memset(audit->attended, 1, state->sinks.count);
+	/* Rows before the clusters are sinks. */
+	for (uint32_t i = 0; i < packed->entries; i++)
+		memset(audit->attended + packed->entry_at[i], 1, sequence->units[i].shape.plain);
 	memset(audit->attended + packed->tokens, 1, prefix - packed->tokens);
 	for (uint32_t i = 0; i < selection->extent_count; i++) {
 		uint32_t cluster = selection->extents[i].cluster;
 		uint32_t ordinal = index->segment_of[cluster];
-		uint32_t row = index->first_row[(size_t)head * index->capacity + cluster] -
-			sequence->units[ordinal].shape.plain;
+		uint32_t row = index->first_row[(size_t)head * index->capacity + cluster];
 
 		memset(audit->attended + packed->entry_at[ordinal] + row, 1, selection->extents[i].count);
 	}

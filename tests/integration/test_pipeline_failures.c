@@ -287,8 +287,8 @@ static void a_prompt_can_be_given_up(void **state)
 	kvt_store_open(&worker, 0);
 	pipeline = kvt_pipeline_open(&worker);
 	kvt_talk_run(&cold, pipeline, &question, 5);
-	gw_pipeline_destroy(pipeline);
 	kvt_talk_close(&cold, 0);
+	gw_pipeline_destroy(pipeline);
 	kvt_store_open(&worker, 0);
 	pipeline = kvt_pipeline_open(&worker);
 	for (uint64_t at = 1; at <= 40; at += 3) {
