@@ -13,7 +13,14 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { MAX_ARGUMENTS = 32, WAIT_STEPS = 2000, STEP_MS = 10, ANSWER_SECONDS = 60 };
+enum { MAX_ARGUMENTS = 64, WAIT_STEPS = 2000, STEP_MS = 10, ANSWER_SECONDS = 60 };
+
+static unsigned answer_seconds = ANSWER_SECONDS;
+
+void serve_answer_limit(unsigned seconds)
+{
+	answer_seconds = seconds;
+}
 
 static void nap(void)
 {
@@ -146,7 +153,7 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
     const char *method, const char *path, const char *body)
 {
 	struct sockaddr_in address = {.sin_family = AF_INET};
-	const struct timeval limit = {ANSWER_SECONDS, 0};
+	const struct timeval limit = {(time_t)answer_seconds, 0};
 	char head[512];
 
 	memset(call, 0, sizeof *call);

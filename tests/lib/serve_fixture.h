@@ -41,6 +41,8 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
  */
 bool serve_call_read(struct serve_call *call, const char *word);
 void serve_call_close(struct serve_call *call);
+/* Another limit than 60 s for what is read from calls that are opened from now on. */
+void serve_answer_limit(unsigned seconds);
 
 struct serve_reply {
 	int code;
