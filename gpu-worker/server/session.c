@@ -1,5 +1,6 @@
 #include "gpu-worker/server/session.h"
 
+#include <math.h>
 #include <sodium.h>
 #include <stdio.h>
 #include <string.h>
@@ -30,7 +31,8 @@ struct gw_session {
 	int digest, resumed, keep;
 	uint32_t have_tokens;
 	crypto_generichash_state digest_state;
-	uint64_t picked;
+	float *margins;          /* [max_tokens + 1], with `digest`: of each pick */
+	uint32_t picked;
 };
 
 static enum kv_status pack(struct gw_session *session, const struct gw_session_request *request)
@@ -91,6 +93,11 @@ static enum kv_status prepare(struct gw_session *session)
 		(size_t)session->parameters.max_tokens * 256 + 4096, &session->decoder));
 	session->tokens = kv_alloc_array(session->allocator, session->parameters.max_tokens,
 		sizeof *session->tokens);
+	if (session->digest) {
+		session->margins = kv_alloc_array(session->allocator,
+			(size_t)session->parameters.max_tokens + 1, sizeof *session->margins);
+		if (session->margins == NULL) return KV_NO_MEMORY;
+	}
 	session->scratch = kv_alloc(session->allocator, gw_sampler_scratch_bytes(vocabulary));
 	if (session->tokens == NULL || session->scratch == NULL) return KV_NO_MEMORY;
 	KV_TRY(o->ops->buffer_create(o->backend, vocabulary * sizeof(float), &memory));
@@ -190,6 +197,7 @@ void gw_session_close(struct gw_session *session)
 	gw_sequence_close(session->sequence, unfinished);
 	gw_stream_decoder_destroy(session->decoder);
 	if (session->logits != NULL) o->ops->buffer_destroy(o->backend, session->logits);
+	kv_free(session->allocator, session->margins);
 	kv_free(session->allocator, session->tokens);
 	kv_free(session->allocator, session->scratch);
 	kv_free(session->allocator, session);
@@ -216,17 +224,38 @@ static enum kv_status fail(struct gw_session *session, enum kv_status status)
 	return status;
 }
 
+/* How far the best logit is from the next: what rounding must reach to change a greedy token. */
+static float margin_of(const float *logits, uint32_t count)
+{
+	float best = -INFINITY, next = -INFINITY;
+
+	for (uint32_t i = 0; i < count; i++) {
+		if (logits[i] > best) {
+			next = best;
+			best = logits[i];
+		} else if (logits[i] > next) {
+			next = logits[i];
+		}
+	}
+	return best - next;
+}
+
+static void digest(struct gw_session *session, const float *logits, uint32_t vocabulary)
+{
+	crypto_generichash_update(&session->digest_state, (const unsigned char *)logits,
+		vocabulary * sizeof *logits);
+	if (session->picked <= session->parameters.max_tokens)
+		session->margins[session->picked++] = margin_of(logits, vocabulary);
+}
+
 enum kv_status gw_session_pick(struct gw_session *session, const float *logits)
 {
 	uint32_t vocabulary = gw_model_shape(gw_pipeline_options(session->pipeline)->model)->vocabulary;
 	int32_t token;
 	enum kv_status status;
 
-	if (session->digest)
-		crypto_generichash_update(&session->digest_state, (const unsigned char *)logits,
-			vocabulary * sizeof *logits);
+	if (session->digest) digest(session, logits, vocabulary);
 	token = gw_sampler_pick(&session->sampler, logits, vocabulary, session->scratch);
-	session->picked++;
 	if (!session->parameters.ignore_end && gw_tokenizer_is_end(session->tokenizer, token)) {
 		session->finish = GW_FINISH_STOP;
 		return KV_OK;
@@ -342,12 +371,16 @@ json_t *gw_report_json(const struct gw_pipeline *pipeline, const struct gw_repor
 static void add_digest(const struct gw_session *session, json_t *object)
 {
 	crypto_generichash_state state = session->digest_state;
-	unsigned char digest[32];
+	json_t *margins = json_array();
+	unsigned char bytes[32];
 	char hex[65];
 
-	crypto_generichash_final(&state, digest, sizeof digest);
-	sodium_bin2hex(hex, sizeof hex, digest, sizeof digest);
+	crypto_generichash_final(&state, bytes, sizeof bytes);
+	sodium_bin2hex(hex, sizeof hex, bytes, sizeof bytes);
 	json_object_set_new(object, "logits_digest", json_string(hex));
+	for (uint32_t i = 0; i < session->picked; i++)
+		json_array_append_new(margins, json_real((double)session->margins[i]));
+	json_object_set_new(object, "margins", margins);
 }
 
 json_t *gw_session_report(const struct gw_session *session)

@@ -30,7 +30,8 @@ struct gw_session_request {
 	unsigned stop_count;
 	int ignore_end;            /* go on after an end token */
 	uint32_t have_tokens;      /* the answer's first tokens, whose text gw_session_take leaves out */
-	int digest;                /* BLAKE2b-256 of all logits that tokens were picked from */
+	int digest;                /* BLAKE2b-256 of all logits that tokens were picked from, and how far
+	                              the best was from the next each time */
 };
 
 /* All memory of the answer is taken here; the id is known afterwards. */
