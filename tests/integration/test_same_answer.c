@@ -156,8 +156,7 @@ static void a_budget_over_the_context_is_full_attention(void **state)
 		assert_string_equal(json_string_value(json_object_get(found, "policy")), "full");
 		/* Its keys and values are the worker's own. */
 		assert_string_equal(json_string_value(json_object_get(found, "transport")), "none");
-		trial_same_to_rounding(
-		    &trial, prompt, trial.prompt_tokens, found, expected, fp32, precisions[fp32]);
+		trial_same_to_rounding(found, expected, fp32, precisions[fp32]);
 		json_decref(found);
 		json_decref(expected);
 	}

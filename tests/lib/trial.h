@@ -90,9 +90,9 @@ json_t *trial_own(const json_t *answer);
 /* Tokens and digest are the same; fails the test otherwise, naming `what`. */
 void trial_same_bits(const json_t *expected, const json_t *found, const char *what);
 
-/* Tokens are the same, or part where the best two logits after what is common (of full attention)
- * are nearer than rounding may tell apart. */
-void trial_same_to_rounding(const struct trial *trial, const int32_t *prompt, uint32_t tokens,
+/* Tokens are the same, or part where the best two logits of `expected` were nearer than rounding
+ * may tell apart. */
+void trial_same_to_rounding(
     const json_t *expected, const json_t *found, bool fp32, const char *what);
 
 double trial_number(const json_t *report, const char *name);
