@@ -78,6 +78,15 @@ static void print_summary(const struct gw_session *session)
 	json_decref(report);
 }
 
+/* What this process asked its allocator for; shared memory and the store's arena are not in it. */
+static json_t *memory_json(struct kv_allocator *allocator)
+{
+	struct kv_allocator_stats stats = kv_allocator_stats(allocator);
+
+	return json_pack("{s:I, s:I}", "bytes", (json_int_t)stats.bytes, "peak_bytes",
+		(json_int_t)stats.peak_bytes);
+}
+
 enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_allocator *allocator)
 {
 	struct gw_worker worker;
@@ -108,7 +117,10 @@ enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_alloca
 	if (s->json) {
 		json_t *report = gw_session_report(session);
 
-		if (report != NULL) json_object_set_new(report, "model", json_string(worker.model_name));
+		if (report != NULL) {
+			json_object_set_new(report, "model", json_string(worker.model_name));
+			json_object_set_new(report, "memory", memory_json(allocator));
+		}
 		status = gw_print_json(report);
 	} else {
 		print_summary(session);
