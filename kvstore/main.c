@@ -7,6 +7,7 @@
 #include "common/runtime/config.h"
 #include "common/runtime/event_loop.h"
 #include "common/runtime/sd_notify.h"
+#include "common/transport/transport.h"
 #include "kvstore/server/server.h"
 #include "kvstore/server/settings.h"
 
@@ -85,6 +86,7 @@ int main(int argc, char **argv)
 	        &command, &exit_code))
 		return exit_code;
 	kv_log_set_level((enum kv_log_level)daemon.settings.log_level);
+	kv_transport_prepare();
 	exit_code = kv_exit_code(&kvs_program, run(&daemon));
 	kv_config_destroy(daemon.config);
 	return exit_code;

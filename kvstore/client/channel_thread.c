@@ -319,11 +319,14 @@ static bool stopping(struct kvc_channel *channel)
 
 static enum kv_status prepare(struct kvc_channel *channel)
 {
+	struct kv_unix_peer peer = {0};
 	int socket = -1;
 	enum kv_status status;
 
 	KV_TRY(kv_unix_connect(channel->path, &socket));
+	if (kv_unix_peer(socket, &peer) != KV_OK) peer.pid = 0;
 	pthread_mutex_lock(&channel->lock);
+	channel->store_pid = peer.pid;
 	kv_frame_writer_destroy(channel->writer);
 	channel->writer = NULL;
 	channel->socket = socket;

@@ -6,6 +6,8 @@
 #include "common/base/crc32c.h"
 #include "kvstore/client/remote_internal.h"
 
+enum { SLOWEST_GROWTH = 64 << 10 }; /* bytes a millisecond, of a loaded machine */
+
 static struct kvc_remote_sequence *remote_part(const struct kvc_sequence *sequence)
 {
 	return sequence->backend;
@@ -74,6 +76,24 @@ static void release_reserved(struct kvc_sequence *sequence, const Kv__Response *
 		kvc_remote_release(sequence, &reserved->segments[i]->segment_id, 1);
 }
 
+/* What the store may need beside a call's usual time, to make that much memory: it goes on
+ * answering heartbeats meanwhile, so that its death is noticed sooner than that. */
+static uint32_t growth_ms(
+    const struct kvc_store *store, const struct kvc_new_segment *segments, uint32_t count)
+{
+	uint64_t total = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t bytes;
+
+		if (kvw_segment_bytes(&store->layout, segments[i].kind, segments[i].start,
+		        segments[i].tokens, &bytes) == KV_OK &&
+		    total < UINT64_C(1) << 40)
+			total += bytes;
+	}
+	return (uint32_t)(total / SLOWEST_GROWTH);
+}
+
 enum kv_status kvc_remote_reserve(struct kvc_sequence *sequence,
     const struct kvc_new_segment *segments, uint32_t count, struct kvc_entry **out)
 {
@@ -101,8 +121,8 @@ enum kv_status kvc_remote_reserve(struct kvc_sequence *sequence,
 	reserve.n_segments = count;
 	request.body_case = KV__REQUEST__BODY_RESERVE;
 	request.reserve = &reserve;
-	status =
-	    kvc_channel_call(store->channel, sequence->session, &request, store->call_ms, &response);
+	status = kvc_channel_call(store->channel, sequence->session, &request,
+	    store->call_ms + growth_ms(&store->base, segments, count), &response);
 	kv_free(store->base.allocator, messages);
 	if (status != KV_OK) return status;
 	status = kvc_session_attach(store);

@@ -98,6 +98,7 @@ enum kv_status kvs_arena_start(struct kvs_server *server)
 void kvs_arena_stop(struct kvs_server *server)
 {
 	if (!server->transport) return;
+	kvs_spares_free(server);
 	kv_loop_before_block(server->loop, NULL, NULL);
 	kv_watch_close(server->transport_watch);
 	server->transport->server_destroy(server->transport_server);
@@ -121,24 +122,17 @@ static uint64_t engine_random(void *context)
 static enum kv_status region_create(void *context, uint32_t index, uint64_t bytes, uint8_t **base)
 {
 	struct kvs_server *server = context;
-	struct kvs_region *region = kv_alloc_zero(server->allocator, sizeof *region);
-	uint64_t start = kv_now_ns();
-	enum kv_status status;
+	struct kvs_region *region = kvs_spare_take(server, bytes);
 
-	if (!region) return KV_NO_MEMORY;
-	kv_sd_extend_timeout(server->notify, 30000);
-	status =
-	    server->transport->region_create(server->transport_server, bytes, &region->region, base);
-	if (status != KV_OK) {
-		kv_free(server->allocator, region);
-		return status;
+	if (!region) {
+		/* A region of another size than was expected: the spares must not add to the limit. */
+		kvs_spares_free(server);
+		KV_TRY(kvs_region_make(server, bytes, &region));
 	}
 	region->index = index;
-	region->bytes = bytes;
 	region->serial = ++server->region_serial;
 	kv_list_push_back(&server->regions, &region->node);
-	kv_info(KVS_MODULE, "arena grows region=%u bytes=%llu seconds=%.3f", index,
-	    (unsigned long long)bytes, kv_seconds_since(start));
+	*base = region->base;
 	return KV_OK;
 }
 
@@ -152,10 +146,8 @@ static void region_destroy(void *context, uint32_t index)
 		struct kvs_region *region = KV_CONTAINER_OF(node, struct kvs_region, node);
 
 		if (region->index != index) continue;
-		kv_list_remove(&region->node);
 		kvs_peers_region_gone(server, index, region->serial);
-		server->transport->region_destroy(server->transport_server, region->region);
-		kv_free(server->allocator, region);
+		kvs_region_free(server, region);
 		return;
 	}
 }

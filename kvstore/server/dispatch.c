@@ -67,6 +67,11 @@ void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 		kv_debug(KVS_MODULE, "%s refused name=%s: %s", route ? route->name : "request", peer->name,
 		    kv_error_message());
 		kvs_peer_respond_error(peer, request->id, status);
+	} else if (answer.grow_bytes) {
+		peer->growing = request;
+		peer->growing_bytes = answer.grow_bytes;
+		kvs_growth_start(peer->server);
+		return;
 	} else if (!answer.later) {
 		kvs_peer_respond(peer, &answer.response, answer.regions);
 	}

@@ -64,6 +64,7 @@ static enum kv_status add_to_engine(struct kvs_peer *peer, const Kv__HelloReques
 	KV_TRY(kv_codec_layout_from_wire(hello->layout, &request.layout));
 	KV_TRY(kvw_model_layout_check(&request.layout));
 	KV_TRY(kvs_peer_add(server->engine, &request, &peer->slot, &peer->epoch));
+	peer->layout = request.layout;
 	peer->slot_taken = true;
 	return KV_OK;
 }

@@ -1,6 +1,7 @@
 /* Sequences: open, resume, close, push; reserve and release. */
 #include <string.h>
 
+#include "common/base/check.h"
 #include "kvstore/server/server_internal.h"
 
 static uint32_t layers_of(const struct kvs_segment_view *view)
@@ -174,6 +175,23 @@ static enum kv_status read_new_segments(
 	return KV_OK;
 }
 
+/* What the segments take together; 0 when the engine will refuse them anyway. */
+static uint64_t wanted_bytes(
+    const struct kvs_peer *peer, const struct kvs_new_segment *segments, uint32_t count)
+{
+	uint64_t total = 0;
+
+	for (uint32_t i = 0; i < count; i++) {
+		uint64_t bytes;
+
+		if (kvw_segment_bytes(&peer->layout, segments[i].kind, segments[i].start,
+		        segments[i].tokens, &bytes) != KV_OK ||
+		    !kv_add_u64(total, bytes, &total))
+			return 0;
+	}
+	return total;
+}
+
 static enum kv_status collect_ids(
     struct kvs_peer *peer, const uint64_t *ids, uint32_t count, struct kvs_segment_set *set)
 {
@@ -196,6 +214,7 @@ enum kv_status kvs_handle_reserve(
 	Kv__ReserveResponse *reserve = &answer->body.reserve;
 	uint32_t count = (uint32_t)message->n_segments;
 	struct kvs_new_segment *segments;
+	uint64_t wanted;
 	uint64_t *ids;
 	enum kv_status status;
 
@@ -204,6 +223,11 @@ enum kv_status kvs_handle_reserve(
 	if (!ids) return KV_NO_MEMORY;
 	segments = (struct kvs_new_segment *)(void *)(ids + count);
 	KV_TRY_GOTO(status, read_new_segments(message, segments), out);
+	wanted = wanted_bytes(peer, segments, count);
+	if (wanted && !peer->grown && !peer->growing && kvs_growth_needed(peer->server, wanted)) {
+		answer->grow_bytes = wanted;
+		goto out;
+	}
 	KV_TRY_GOTO(
 	    status, kvs_reserve(engine, peer->slot, message->sequence, segments, count, ids), out);
 	status = collect_ids(peer, ids, count, &answer->segments);

@@ -41,6 +41,7 @@ static void free_peer(struct kvs_peer *peer)
 {
 	if (peer->staging) kv_staging_unmap(peer->staging, peer->staging_bytes);
 	kv_codec_request_free(peer->server->allocator, peer->waiting);
+	kv_codec_request_free(peer->server->allocator, peer->growing);
 	kv_free(peer->server->allocator, peer->gone);
 	kv_free(peer->server->allocator, peer);
 }
@@ -196,8 +197,8 @@ static struct news *gather_news(struct kvs_peer *peer, enum kv_status *status)
 			news = kv_alloc_zero(server->allocator, sizeof *news);
 			if (!news) *status = KV_NO_MEMORY;
 		}
-		if (*status == KV_OK && news->count == KV_CODEC_MAX_REGIONS - 1)
-			*status = kv_fail(KV_LIMIT, "more regions than one message can tell of");
+		/* The rest comes with the next message. */
+		if (*status == KV_OK && news->count == KVS_NEWS_REGIONS) break;
 		if (*status == KV_OK) *status = add_news(server, region, news);
 		if (*status != KV_OK) break;
 	}
@@ -230,7 +231,24 @@ void kvs_peers_region_gone(struct kvs_server *server, uint32_t index, uint64_t s
 	}
 }
 
-static enum kv_status queue_answer(struct kvs_peer *peer, Kv__Response *response, bool regions)
+/* More regions than one message can tell of go ahead in messages of their own, which answer
+ * nothing. */
+static bool more_news(const struct kvs_peer *peer)
+{
+	uint32_t count = 0;
+	const struct kv_list *node;
+
+	KV_LIST_EACH(node, &peer->server->regions)
+	{
+		const struct kvs_region *region =
+		    KV_CONTAINER_OF((struct kv_list *)(uintptr_t)node, struct kvs_region, node);
+
+		if (region->serial > peer->told_serial) count++;
+	}
+	return count > KVS_NEWS_REGIONS;
+}
+
+static enum kv_status queue_message(struct kvs_peer *peer, Kv__Response *response, bool regions)
 {
 	struct kv_allocator *allocator = peer->server->allocator;
 	enum kv_status status = KV_OK;
@@ -260,6 +278,16 @@ out:
 	kv_free(allocator, bytes);
 	kv_free(allocator, news);
 	return status;
+}
+
+static enum kv_status queue_answer(struct kvs_peer *peer, Kv__Response *response, bool regions)
+{
+	while (regions && more_news(peer)) {
+		Kv__Response ahead = KV__RESPONSE__INIT;
+
+		KV_TRY(queue_message(peer, &ahead, true));
+	}
+	return queue_message(peer, response, regions);
 }
 
 void kvs_peer_respond(struct kvs_peer *peer, Kv__Response *response, bool regions)
@@ -391,6 +419,19 @@ void kvs_peer_job_done(struct kvs_peer *peer)
 		watch_what_is_wanted(peer);
 	else if (!peer->jobs)
 		free_peer(peer);
+}
+
+void kvs_peer_grown(struct kvs_peer *peer)
+{
+	Kv__Request *request = peer->growing;
+
+	peer->growing = NULL;
+	peer->grown = true;
+	peer->jobs++;
+	kvs_dispatch(peer, request);
+	peer->jobs--;
+	peer->grown = false;
+	if (peer->state.state == KVS_CLOSED && !peer->jobs) free_peer(peer);
 }
 
 /* ---- accepting ---- */

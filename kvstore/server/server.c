@@ -10,6 +10,9 @@
 #include "common/base/parse.h"
 #include "kvstore/server/server_internal.h"
 
+/* Large enough to be few, small enough to be made between two heartbeats. */
+#define USUAL_REGION (UINT64_C(256) << 20)
+
 /* ---- time ---- */
 
 static void renew_all(struct kvs_server *server)
@@ -41,6 +44,7 @@ static void on_tick(void *context)
 	kvs_peers_tick(server, now);
 	kvs_workers_tick(server, now);
 	kvs_stats_tick(server, now);
+	kvs_growth_tick(server);
 }
 
 static void say_status(struct kvs_server *server)
@@ -95,6 +99,7 @@ static enum kv_status start_engine(struct kvs_server *server)
 	struct kvs_options options = {.memory = settings->memory,
 	    .lease_ms = (uint32_t)settings->lease_ms,
 	    .orphan_ms = (uint32_t)settings->orphan_ms,
+	    .region_bytes = server->usual_region,
 	    .max_peers = settings->max_workers,
 	    .max_sequences = settings->max_sequences};
 
@@ -119,6 +124,10 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	created->page_descriptor = -1;
 	created->started_ms = kv_now_ms();
 	kv_list_init(&created->regions);
+	kv_list_init(&created->spares);
+	created->usual_region =
+	    settings->memory / 4 < USUAL_REGION ? settings->memory / 4 : USUAL_REGION;
+	if (settings->region) created->usual_region = settings->region;
 	kv_list_init(&created->peers);
 	kv_list_init(&created->mourned);
 	kv_list_init(&created->workers);
@@ -131,6 +140,7 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	KV_TRY_GOTO(status, kvs_arena_start(created), fail);
 	KV_TRY_GOTO(status, start_engine(created), fail);
 	KV_TRY_GOTO(status, start_timers(created), fail);
+	KV_TRY_GOTO(status, kvs_growth_open(created), fail);
 	say_status(created);
 	*server = created;
 	return KV_OK;
@@ -153,6 +163,7 @@ void kvs_server_destroy(struct kvs_server *server)
 	kvs_stats_stop(server);
 	kv_timer_close(server->tick);
 	kv_timer_close(server->status);
+	kv_timer_close(server->growth);
 	kvs_peers_close_all(server);
 	wait_for_jobs(server);
 	kvs_mourning_stop(server);

@@ -29,6 +29,7 @@ enum {
 	KVS_FRAMES_A_TURN = 32,     /* of one peer before others have theirs */
 	KVS_INLINE_BYTES = 128 << 10, /* less is copied or checked on the loop itself */
 	KVS_MAX_MOURNED = 1024,
+	KVS_NEWS_REGIONS = 200, /* one message tells of */
 	KVS_WORKER_NAME = 48,
 	KVS_COUNTER_NAME = 64,
 	KVS_MAX_WORKERS_KEPT = 512,
@@ -43,8 +44,9 @@ struct kvs_region {
 	struct kv_list node;
 	uint32_t index;
 	uint64_t bytes;
-	uint64_t serial; /* regions in the order of their making, from 1 */
+	uint64_t serial; /* regions in the order in which the engine took them, from 1 */
 	struct kv_region *region;
+	uint8_t *base;
 };
 
 /* ---- workers as the statistics know them: longer than a connection ---- */
@@ -97,6 +99,10 @@ struct kvs_peer {
 	uint64_t staging_bytes;
 	uint32_t puts, jobs;  /* copies under way; all work on pool threads */
 	Kv__Request *waiting; /* a request that waits for the copies; reading has stopped */
+	Kv__Request *growing; /* a reservation that waits for memory; reading goes on */
+	uint64_t growing_bytes;
+	bool grown; /* it is being served now: it waits no more */
+	struct kvw_model_layout layout;
 };
 
 /* Processes whose connection is gone and whose death would free what is quarantined of them. */
@@ -125,6 +131,10 @@ struct kvs_server {
 	struct kv_watch *transport_watch;
 	struct kv_list regions;
 	uint64_t region_serial;
+	struct kv_list spares; /* regions that the engine has not asked for yet */
+	uint64_t spare_bytes, usual_region;
+	uint64_t grow_again_ms; /* after a failure, not before this time */
+	struct kv_timer *growth;
 	uint64_t progressed; /* rounds of the transport's progress */
 
 	void *page; /* struct kvw_control_page */
@@ -159,6 +169,21 @@ enum kv_status kvs_control_page_start(struct kvs_server *server);
 void kvs_control_page_fill(struct kvs_server *server);
 void kvs_control_page_stop(struct kvs_server *server);
 
+/* ---- growth.c ---- */
+
+enum kv_status kvs_region_make(
+    struct kvs_server *server, uint64_t bytes, struct kvs_region **region);
+void kvs_region_free(struct kvs_server *server, struct kvs_region *region);
+/* A spare of exactly this size, or NULL. */
+struct kvs_region *kvs_spare_take(struct kvs_server *server, uint64_t bytes);
+void kvs_spares_free(struct kvs_server *server);
+/* Would a reservation of `bytes` make the engine wait for memory that there can be? */
+bool kvs_growth_needed(struct kvs_server *server, uint64_t bytes);
+/* Make memory from the next turn of the loop on, and serve the peers that wait for it. */
+void kvs_growth_start(struct kvs_server *server);
+enum kv_status kvs_growth_open(struct kvs_server *server);
+void kvs_growth_tick(struct kvs_server *server);
+
 /* ---- peer.c ---- */
 
 enum kv_status kvs_listen(struct kvs_server *server);
@@ -176,6 +201,8 @@ void kvs_peers_region_gone(struct kvs_server *server, uint32_t index, uint64_t s
 void kvs_peer_job_begin(struct kvs_peer *peer);
 /* It has ended: go on reading, or free what is left of a closed one. */
 void kvs_peer_job_done(struct kvs_peer *peer);
+/* There is memory for the reservation that waits, or there will be none. */
+void kvs_peer_grown(struct kvs_peer *peer);
 /* Stop reading, send what is queued, close. */
 void kvs_peer_finish(struct kvs_peer *peer);
 
@@ -213,8 +240,9 @@ struct kvs_answer {
 	} body;
 	struct kvs_segment_set segments, pieces;
 	uint32_t *piece_tokens;
-	bool regions; /* names segments: tell of new regions */
-	bool later;   /* a job answers */
+	bool regions;        /* names segments: tell of new regions */
+	bool later;          /* a job answers */
+	uint64_t grow_bytes; /* the request waits for so much memory and is served again */
 	bool close_after;
 };
 

@@ -44,6 +44,12 @@ static const struct kv_option options[] = {
         .help =
             "Limit of the arena. Default: 4GiB, or a quarter of the memory that is available to "
             "this service if that is less. It is taken as it is needed."},
+    {.name = "region",
+        .kind = KV_OPTION_SIZE,
+        .offset = FIELD(region),
+        .help = "Memory that the arena takes at a time.",
+        .maximum = UINT64_C(1) << 40,
+        .flags = KV_OPTION_HIDDEN},
     {.name = "transport",
         .kind = KV_OPTION_WORD,
         .offset = FIELD(transport),

@@ -16,6 +16,7 @@ enum kvs_verify { KVS_VERIFY_OFF, KVS_VERIFY_COMMIT };
 struct kvs_settings {
 	const char *socket, *stats_socket;
 	uint64_t memory; /* 0: chosen by kvs_settings_complete */
+	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
 	int transport;   /* enum kvs_transport_choice */
 	int verify;      /* enum kvs_verify */
 	uint64_t lease_ms, heartbeat_ms, orphan_ms;

@@ -211,6 +211,5 @@ int main(int argc, char **argv)
 	};
 
 	if (!trial_init(&trial, argc > 1 ? argv[1] : "tiny_llama")) return 77;
-	if (argc > 2) cmocka_set_test_filter(argv[2]);
 	return cmocka_run_group_tests(tests, set_up, tear_down);
 }

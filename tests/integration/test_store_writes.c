@@ -199,6 +199,75 @@ static void test_limits(void **state)
 		kvc_close(stores[i]);
 }
 
+/* ---- memory ---- */
+
+static int set_up_regions(void **state)
+{
+	char transport[32];
+	const char *arguments[] = {transport, "--region=64KiB", NULL};
+
+	(void)state;
+	snprintf(transport, sizeof transport, "--transport=%s", test_transport);
+	if (!store_fixture_init(&fixture)) return -1;
+	return store_fixture_start(&fixture, arguments) ? 0 : -1;
+}
+
+/* A region for nearly every unit: more than one message can tell of, and a newcomer hears of all.
+ */
+static void test_many_regions(void **state)
+{
+	enum { PROMPTS = 26 };
+	struct kvc_store *writer = open_store("writer");
+	struct kvc_sequence *sequences[PROMPTS] = {0};
+	struct kvc_sequence *sequence = NULL;
+	struct kvc_store *reader;
+	uint32_t count;
+
+	(void)state;
+	for (int32_t i = 0; i < PROMPTS; i++) {
+		assert_ok(test_open(writer, NULL, i, &sequences[i]));
+		assert_ok(test_write(writer, sequences[i], i));
+	}
+	assert_true(store_fixture_stat(&fixture, "regions") > 200);
+	reader = open_store("reader");
+	for (int32_t i = 0; i < PROMPTS; i++) {
+		assert_ok(test_open(reader, NULL, i, &sequence));
+		kvc_sequence_segments(sequence, &count);
+		assert_int_equal(count, CUTS);
+		assert_int_equal(test_compare(reader, sequence, i), 0);
+		kvc_sequence_close(sequence, 0);
+	}
+	for (int32_t i = 0; i < PROMPTS; i++)
+		kvc_sequence_close(sequences[i], 0);
+	kvc_close(reader);
+	kvc_close(writer);
+}
+
+/* A reservation of more than one region waits for memory while the store goes on answering. */
+static void test_growth(void **state)
+{
+	const struct kvc_new_segment wanted = {0, 16384, KVW_CLUSTERED, KVW_EXACT};
+	struct kvc_options options = test_options(&fixture, "a");
+	struct kvc_open_request request = {.prompt_tokens = 16384};
+	struct kvc_store *store = NULL;
+	struct kvc_sequence *sequence = NULL;
+	const struct kvc_segment *segment = NULL;
+	int32_t *prompt = calloc(16384, sizeof *prompt);
+
+	(void)state;
+	request.prompt = prompt;
+	options.staging_bytes = 16 << 20;
+	assert_ok(kvc_open(&options, &store));
+	assert_ok(kvc_sequence_open(store, &request, &sequence));
+	assert_ok(kvc_reserve(sequence, &wanted, 1, &segment));
+	write_segment(sequence, segment, 9);
+	assert_ok(kvc_commit(sequence, &segment, 1, NULL, 0, NULL, 0));
+	assert_true(store_fixture_stat(&fixture, "arena_bytes{state=\"leased\"}") > 24 << 20);
+	kvc_sequence_close(sequence, 0);
+	kvc_close(store);
+	free(prompt);
+}
+
 /* ---- a transport that fails ---- */
 
 static struct kvc_store *open_faulty(void)
@@ -285,6 +354,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_corrupt_write, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_many_units, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_limits, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_many_regions, set_up_regions, tear_down),
+	    cmocka_unit_test_setup_teardown(test_growth, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_failing_gets, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_failing_attach, set_up, tear_down),
 	};
