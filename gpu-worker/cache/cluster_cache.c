@@ -155,8 +155,8 @@ void gw_cluster_cache_begin(struct gw_cluster_cache *cache)
 	cache->round++;
 }
 
-/* Free pages until `wanted` are there. The hand passes each slot at most twice: once to clear its bit.
- * Nothing leaves for what cannot fit beside the pinned slots. */
+/* Free pages until `wanted` are there. The hand passes each slot at most twice: once to clear
+ * its bit. Nothing leaves for what cannot fit beside the pinned slots. */
 static int make_room(struct gw_cluster_cache *cache, uint32_t wanted)
 {
 	uint64_t visits = (uint64_t)cache->page_count * 2;
@@ -213,8 +213,9 @@ static void count_access(struct gw_cluster_cache *cache, uint32_t held, uint32_t
 	cache->stats.miss_clusters += hit != count;
 }
 
-/* A slot for a key that is not in the cache, pinned and without pages; NONE when there is no room. */
-static uint32_t new_slot(struct gw_cluster_cache *cache, const struct map_key *key, uint32_t pages)
+/* A slot for a key that is not in the cache, without pages; NONE when there is no room. */
+static uint32_t new_slot(struct gw_cluster_cache *cache, const struct map_key *key,
+	uint32_t pages)
 {
 	uint32_t index;
 

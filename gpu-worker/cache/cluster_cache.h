@@ -1,13 +1,13 @@
 /* The cluster cache: KV rows of selected clusters, kept in the worker up to a number of bytes.
  *
- * A slot holds the leading rows of one cluster of one KV head, in pages of GW_CACHE_PAGE_ROWS rows.
- * Slots are looked up by (segment id, layer, KV head, cluster); segment ids are never reused within a
- * boot generation, and the cache is emptied when the generation changes. Eviction is CLOCK over slots;
- * what the current round uses is pinned. With `recency` R > 0 a slot also leaves when it was not used
- * in the last R steps (the paper's rule).
+ * A slot holds the leading rows of one cluster of one KV head, in pages of GW_CACHE_PAGE_ROWS
+ * rows. Slots are looked up by (segment id, layer, KV head, cluster); segment ids are never
+ * reused within a boot generation, and the cache is emptied when the generation changes.
+ * Eviction is CLOCK over slots; what the current round uses is pinned. With `recency` R > 0 a
+ * slot also leaves when it was not used in the last R steps (the paper's rule).
  *
- * A round: begin → acquire for each extent → the caller fills the missing rows → commit (or abandon,
- * which forgets every slot that was to be filled).
+ * A round: begin → acquire for each extent → the caller fills the missing rows → commit (or
+ * abandon, which forgets every slot that was to be filled).
  */
 #ifndef GW_CACHE_CLUSTER_CACHE_H
 #define GW_CACHE_CLUSTER_CACHE_H
@@ -65,8 +65,8 @@ void gw_cluster_cache_begin(struct gw_cluster_cache *cache);
 struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 	const struct gw_cache_key *key, uint32_t count);
 
-/* The memory of rows [from, to) of a granted slot, as runs of contiguous rows. Returns how many spans
- * were written; `spans` has room for (to - from + 30) / 16 + 1. */
+/* The memory of rows [from, to) of a granted slot, as runs of contiguous rows. Returns how many
+ * spans were written; `spans` has room for (to - from + 30) / 16 + 1. */
 uint32_t gw_cluster_cache_spans(const struct gw_cluster_cache *cache, uint32_t slot, uint32_t from,
 	uint32_t to, struct kn_span *spans);
 

@@ -30,7 +30,8 @@ static inline uint8_t *gw_token_rows_at(const struct gw_token_rows *rows, uint32
 	return rows->rows + ((size_t)head * rows->capacity + index) * rows->row_bytes;
 }
 
-/* Append `count` rows of every head from source + head * head_stride. KV_LIMIT when they do not fit. */
+/* Append `count` rows of every head from source + head * head_stride. KV_LIMIT when they do not
+ * fit. */
 enum kv_status gw_token_rows_append(struct gw_token_rows *rows, const uint8_t *source,
 	size_t head_stride, uint32_t count);
 

@@ -1,9 +1,10 @@
 /* --audit: what the approximation lost, measured with the run's own queries at the price of full
- * attention. Prefix tokens are all that are clustered, the sinks, and the prompt's tokens in the window.
+ * attention. Prefix tokens are all that are clustered, the sinks, and the prompt's tokens in the
+ * window.
  *
- * Keys of the prefix are packed once for each layer, as fp16, so that the score kernel can read them
- * like centroids: each token is a cluster of one. With f32 key/values the audit's own logits are
- * therefore rounded to fp16 keys. */
+ * Keys of the prefix are packed once for each layer, as fp16, so that the score kernel can read
+ * them like centroids: each token is a cluster of one. With f32 key/values the audit's own
+ * logits are therefore rounded to fp16 keys. */
 #include <math.h>
 #include <string.h>
 

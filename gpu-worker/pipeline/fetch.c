@@ -1,5 +1,5 @@
-/* A round: the attention jobs of some rows of a batch, the cluster cache's slots that they read, and
- * one fetch for what the cache does not hold. */
+/* A round: the attention jobs of some rows of a batch, the cluster cache's slots that they read,
+ * and one fetch for what the cache does not hold. */
 #include "common/base/clock.h"
 #include "gpu-worker/pipeline/step.h"
 

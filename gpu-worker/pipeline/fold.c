@@ -1,5 +1,5 @@
-/* The window is full: its oldest tokens become a segment of their own, clustered and offloaded, in one
- * message with the tokens that stay. */
+/* The window is full: its oldest tokens become a segment of their own, clustered and offloaded,
+ * in one message with the tokens that stay. */
 #include <string.h>
 
 #include "gpu-worker/pipeline/step.h"

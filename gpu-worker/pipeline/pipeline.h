@@ -1,8 +1,8 @@
 /* The data path of a worker: prompts and tokens in, logits out.
  *
- * One pipeline serves many sequences; it is used by one thread. gw_run_prompt and gw_run_token are the
- * two flows: read run_prompt.c and run_token.c first, every other module is met there in the order in
- * which data meets it.
+ * One pipeline serves many sequences; it is used by one thread. gw_run_prompt and gw_run_token
+ * are the two flows: read run_prompt.c and run_token.c first, every other module is met there in
+ * the order in which data meets it.
  */
 #ifndef GW_PIPELINE_PIPELINE_H
 #define GW_PIPELINE_PIPELINE_H
@@ -63,9 +63,9 @@ struct gw_sequence_request {
 enum kv_status gw_sequence_open(struct gw_pipeline *pipeline,
 	const struct gw_sequence_request *request, struct gw_sequence **sequence);
 
-/* Take over a sequence by id. `state` is borrowed from the sequence. KV of its list is attached and
- * its tokens are known; gw_sequence_replay runs the rest. There is room for as many tokens as it was
- * opened for, or max_tokens if that is more. */
+/* Take over a sequence by id. `state` is borrowed from the sequence. KV of its list is attached
+ * and its tokens are known; gw_sequence_replay runs the rest. There is room for as many tokens
+ * as it was opened for, or max_tokens if that is more. */
 enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, uint32_t max_tokens,
 	struct gw_sequence **sequence, struct kvc_resume_state *state);
 
@@ -86,13 +86,14 @@ enum kv_status gw_run_prompt(struct gw_sequence *sequence, float *logits, double
 /* Make gw_run_prompt end with KV_CANCELLED at the next chunk: for its progress callback. */
 void gw_sequence_cancel(struct gw_sequence *sequence);
 
-/* Take `token` (sampled, or given by a teacher) as the sequence's next one, and tell the store of it and
- * of the sampler's state, at most 100 ms late. KV_LIMIT when max_tokens are there already. */
+/* Take `token` (sampled, or given by a teacher) as the sequence's next one, and tell the store
+ * of it and of the sampler's state, at most 100 ms late. KV_LIMIT when max_tokens are there
+ * already. */
 enum kv_status gw_sequence_accept(struct gw_sequence *sequence, int32_t token,
 	const void *sampler_state, size_t sampler_bytes);
 
-/* One decode step: run the last accepted token of each sequence; logits[count][vocabulary] follow it.
- * A failure that concerns one sequence is put into failures[i], with its sentence in
+/* One decode step: run the last accepted token of each sequence; logits[count][vocabulary]
+ * follow it. A failure that concerns one sequence is put into failures[i], with its sentence in
  * gw_sequence_failure (the others go on); the return value is about the call as a whole. */
 enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, float *logits, enum kv_status *failures);
@@ -100,7 +101,8 @@ enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *co
 /* Why a sequence failed; "" when it did not. */
 const char *gw_sequence_failure(const struct gw_sequence *sequence);
 
-/* After resume: run what the store's list does not hold, up to the last known token; logits follow it. */
+/* After resume: run what the store's list does not hold, up to the last known token; logits
+ * follow it. */
 enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits);
 
 /* Sums over decode steps × clustered layers × KV heads (or query heads); divide by the counts. */

@@ -14,10 +14,10 @@ static enum kv_status run_layer(struct gw_prompt_run *run, uint32_t layer)
 	struct gw_sequence *sequence = run->sequence;
 
 	KV_TRY(gw_prompt_context(run, layer));
-	for (uint32_t at = run->first; at < sequence->prompt_tokens; at = gw_prompt_chunk_end(run, at)) {
-		uint32_t count = gw_prompt_chunk_end(run, at) - at;
+	for (uint32_t at = run->first, count; at < sequence->prompt_tokens; at += count) {
 		float *x = gw_prompt_residual(run, at);
 
+		count = gw_prompt_chunk_end(run, at) - at;
 		KV_TRY(gw_model_project(run->model, layer, x, gw_prompt_positions(run, at, count), count,
 			run->qkv));
 		KV_TRY(gw_prompt_append(run, at, count));

@@ -36,7 +36,7 @@ void gw_prompt_end(struct gw_prompt_run *run, enum kv_status status);
 
 /* Residual rows of all tokens that are computed. */
 enum kv_status gw_prompt_embed(struct gw_prompt_run *run);
-/* What is stored of this layer: spans over shared segments, copies of pieces in the layer buffer. */
+/* What is stored of this layer: spans over shared segments, copies of pieces in the buffer. */
 enum kv_status gw_prompt_context(struct gw_prompt_run *run, uint32_t layer);
 /* Chunks end at absolute multiples of the chunk length. */
 uint32_t gw_prompt_chunk_end(const struct gw_prompt_run *run, uint32_t at);

@@ -7,8 +7,8 @@ uint32_t gw_segmentation_bound(uint32_t tokens, const struct gw_policy_options *
 	return tokens / policy->segment + 2;
 }
 
-/* Multiples of the segment length below tokens - window, a shorter rest up to there, then the tail of
- * window tokens, unclustered. */
+/* Multiples of the segment length below tokens - window, a shorter rest up to there, then the
+ * tail of window tokens, unclustered. */
 uint32_t gw_segmentation(uint32_t tokens, const struct gw_policy_options *policy,
 	struct kvc_cut *cuts, uint32_t capacity)
 {

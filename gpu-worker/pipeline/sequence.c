@@ -132,8 +132,8 @@ static uint32_t hit_tokens(const struct gw_sequence *sequence)
 	return hit;
 }
 
-/* The store keeps the room for decoded tokens before the caller's parameters: who resumes the sequence
- * must take as much. */
+/* The store keeps the room for decoded tokens before the caller's parameters: who resumes the
+ * sequence must take as much. */
 static enum kv_status pack_parameters(struct kv_allocator *allocator,
 	const struct gw_sequence_request *request, uint8_t **packed)
 {
@@ -222,7 +222,9 @@ static enum kv_status resume_tokens(struct gw_sequence *sequence,
 
 		end = last->start + last->tokens;
 	}
-	if (end < sequence->prompt_tokens || end > sequence->token_count)
+	/* The token behind the list is run to have its logits, unless that is the prompt's last. */
+	if (end < sequence->prompt_tokens || end > sequence->token_count ||
+		(end == sequence->token_count && state->decoded_tokens > 0))
 		return kv_fail(KV_CORRUPT,
 			"sequence %s: the store holds KV of %u tokens for a prompt of %u and %u decoded ones",
 			kvc_sequence_id(sequence->stored), end, state->prompt_tokens, state->decoded_tokens);
@@ -242,7 +244,8 @@ enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, 
 		return kv_fail(KV_UNSUPPORTED,
 			"policy %s keeps its key/values in the worker: sequence %s cannot be resumed",
 			pipeline->policy->name, id);
-	KV_TRY(kvc_sequence_resume(pipeline->options.store, id, pipeline->policy_digest, &stored, state));
+	KV_TRY(kvc_sequence_resume(pipeline->options.store, id, pipeline->policy_digest, &stored,
+		state));
 	status = unpack_parameters(state, &stored_room);
 	if (max_tokens < stored_room) max_tokens = stored_room;
 	if (max_tokens < state->decoded_tokens) max_tokens = state->decoded_tokens;

@@ -118,14 +118,14 @@ struct gw_source_rows {
 /* offload.c: have memory to index runs of up to `tokens` tokens. */
 enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens);
 void gw_offload_destroy(struct gw_pipeline *pipeline);
-/* Index (if clustered) and write one layer of reserved segments, which will be list entries
- * from list_base on. `place`: also put what decoding needs (a prompt's segments); else only clusters
+/* Index (if clustered) and write one layer of reserved segments, which will be list entries from
+ * list_base on. `place`: also put what decoding needs (a prompt's segments); else only clusters
  * and sinks (a fold, whose rows the worker has). */
 enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
 	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
 	uint32_t count, uint32_t list_base, int place);
-/* After a commit: take the store's list over; segments that ended as another worker's copy are attached
- * anew. reserved_ids[i] was to become list entry list_base + i. */
+/* After a commit: take the store's list over; segments that ended as another worker's copy are
+ * attached anew. reserved_ids[i] was to become list entry list_base + i. */
 enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *reserved_ids,
 	uint32_t count, uint32_t list_base);
 

@@ -55,7 +55,7 @@ static enum kv_status check_sizes(const struct gw_cluster_index *index,
 			sum += heads[head].sizes[c];
 		if (sum != tokens)
 			return kv_fail(KV_CORRUPT,
-				"stored unit: clusters of KV head %u hold %llu tokens of %u; its segment is dropped",
+				"stored unit: clusters of KV head %u hold %llu tokens of %u",
 				head, (unsigned long long)sum, tokens);
 	}
 	return KV_OK;

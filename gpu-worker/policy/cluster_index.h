@@ -1,7 +1,7 @@
 /* The clusters of one layer of one sequence, for all its KV heads: what selection reads.
  *
- * Clusters are numbered across segments in list order. All memory is taken at creation; segments are
- * attached from the metadata of their stored units. The index never holds key/values.
+ * Clusters are numbered across segments in list order. All memory is taken at creation; segments
+ * are attached from the metadata of their stored units. The index never holds key/values.
  */
 #ifndef GW_POLICY_CLUSTER_INDEX_H
 #define GW_POLICY_CLUSTER_INDEX_H
@@ -26,7 +26,7 @@ struct gw_cluster_index {
 	uint16_t *value_means;    /* fp16 [kv_heads][capacity][head_dim] */
 	uint32_t *sizes;          /* [kv_heads][capacity] */
 	float *log_sizes;         /* [kv_heads][capacity] */
-	uint32_t *first_row;      /* [kv_heads][capacity]: where the cluster starts in its unit's rows */
+	uint32_t *first_row;      /* [kv_heads][capacity]: where it starts in its unit's rows */
 	uint32_t *segment_of;     /* [capacity]: list entry that the cluster belongs to */
 	uint32_t *segment_first;  /* [segment_capacity]: first cluster of a list entry */
 };
@@ -42,9 +42,10 @@ enum kv_status gw_cluster_index_create(struct kv_allocator *allocator, uint32_t 
 	struct gw_cluster_index **index);
 void gw_cluster_index_destroy(struct gw_cluster_index *index);
 
-/* Attach list entry `segment`: the next one, or one that is attached (it is replaced by another of the
- * same number of clusters). heads[kv_heads]; `plain` rows come before the clusters, `tokens` in all.
- * KV_CORRUPT when sizes do not add up to tokens - plain; KV_LIMIT when the index is full. */
+/* Attach list entry `segment`: the next one, or one that is attached (it is replaced by another
+ * of the same number of clusters). heads[kv_heads]; `plain` rows come before the clusters,
+ * `tokens` in all. KV_CORRUPT when sizes do not add up to tokens - plain; KV_LIMIT when the
+ * index is full. */
 enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t segment,
 	const struct gw_unit_metadata *heads, uint32_t clusters, uint32_t plain, uint32_t tokens);
 

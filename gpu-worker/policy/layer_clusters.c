@@ -1,5 +1,5 @@
-/* Selection by clusters: score all centroids against the query group, take clusters in falling score
- * until the budget is spent, trim the last one, describe the rest for the estimate. */
+/* Selection by clusters: score all centroids against the query group, take clusters in falling
+ * score until the budget is spent, trim the last one, describe the rest for the estimate. */
 #include "gpu-worker/policy/policy.h"
 
 const struct gw_layer_ops gw_layer_dense = {"dense", 0, NULL};

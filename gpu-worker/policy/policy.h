@@ -1,8 +1,8 @@
 /* What a layer attends to: policies, and the per-layer table that they fill.
  *
- * A policy owns an index and never key/values. When a sequence opens, the policy names the operations of
- * each layer; the stages of the pipeline call them and ask nothing else. A layer whose operations have
- * no `select` keeps all its rows in the worker and attends to all of them.
+ * A policy owns an index and never key/values. When a sequence opens, the policy names the
+ * operations of each layer; the stages of the pipeline call them and ask nothing else. A layer
+ * whose operations have no `select` keeps all its rows in the worker and attends to all of them.
  */
 #ifndef GW_POLICY_POLICY_H
 #define GW_POLICY_POLICY_H
