@@ -52,7 +52,7 @@ static enum kv_status parse_fault(char *item, const char *const *known, struct f
 	else if (count)
 		KV_TRY(kv_parse_u64(count, &fault->count));
 	if (skip) KV_TRY(kv_parse_u64(skip, &fault->skip));
-	snprintf(fault->name, sizeof fault->name, "%s", item);
+	memcpy(fault->name, item, strlen(item) + 1);
 	return KV_OK;
 }
 

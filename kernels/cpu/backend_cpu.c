@@ -1,6 +1,10 @@
 #include "kernels/cpu/backend_cpu.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#endif
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -22,12 +26,22 @@ static const char *const level_names[] = {
     [KN_CPU_AVX512] = "avx512",
 };
 
+#if defined(__x86_64__)
+/* Not every compiler's __builtin_cpu_supports knows this one. */
+static bool has_f16c(void)
+{
+	unsigned a, b, c, d;
+
+	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C) != 0;
+}
+#endif
+
 enum kn_cpu_level kn_cpu_best_level(void)
 {
 #if defined(__x86_64__)
 	__builtin_cpu_init();
-	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") ||
-	    !__builtin_cpu_supports("f16c") || !__builtin_cpu_supports("bmi2"))
+	if (!__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma") || !has_f16c() ||
+	    !__builtin_cpu_supports("bmi2"))
 		return KN_CPU_PLAIN;
 	if (!__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512bw") ||
 	    !__builtin_cpu_supports("avx512dq") || !__builtin_cpu_supports("avx512vl") ||
