@@ -4,7 +4,7 @@
 
 #include <signal.h>
 
-enum { REQUESTS = 3, LEASE_MS = 3000, TEXT_MS = 60000 };
+enum { REQUESTS = 3, LEASE_MS = 3000, SLACK_MS = 1000, TEXT_MS = 60000 };
 
 static struct trial trial;
 static struct store_fixture store;
@@ -205,16 +205,10 @@ static void start_generate(unsigned number, const struct moment *moment, const c
 static void wait_text(size_t bytes)
 {
 	uint64_t deadline = store_fixture_now() + TEXT_MS;
-	size_t length = 0;
 
-	while (length < bytes && store_fixture_now() < deadline) {
-		char *text = process_output(&process);
-
-		length = strlen(text);
-		free(text);
+	while (process_output_bytes(&process) < bytes && store_fixture_now() < deadline)
 		store_fixture_sleep(5);
-	}
-	assert_true(length >= bytes);
+	assert_true(process_output_bytes(&process) >= bytes);
 }
 
 /* It was said before the prompt was computed. */
@@ -253,6 +247,7 @@ static void kill_generate(unsigned number, struct moment moment, const char *id)
 	trial_add(&arguments, resume);
 	trial_add(&arguments, which);
 	found = trial_generate(&trial, NULL, 0, arguments.all);
+	assert_int_equal(trial_number(found, "prefix_hit_tokens"), prompt_tokens);
 	check_tokens(expected, found, 0, printed);
 	assert_true(json_equal(json_object_get(expected, "text"), json_object_get(found, "text")));
 	json_decref(expected);
@@ -270,6 +265,59 @@ static void generate_is_resumed_by_the_printed_id(void **state)
 	(void)state;
 	kill_generate(2, before_the_first_fold(), NULL);
 	kill_generate(2, after_a_fold(), NULL);
+}
+
+/* Clients are told to come again until it has found the store. */
+static void ask_until_served(const struct moment *moment)
+{
+	uint64_t deadline = store_fixture_now() + TEXT_MS;
+	bool served;
+
+	do {
+		struct serve_call call;
+
+		open_request(&call, 1, moment);
+		served = serve_call_tokens(&call, moment->at);
+		if (!served && !strstr(call.raw, "Retry-After: ")) fail_msg("asked again: %s", call.raw);
+		serve_call_close(&call);
+		store_fixture_sleep(20);
+	} while (!served && store_fixture_now() < deadline);
+	assert_true(served);
+}
+
+/* One that sleeps past its lease has lost the sequence when it wakes, says so, and goes on. */
+static void a_sleeping_worker_loses_its_answer(void **state)
+{
+	struct moment moment = after_a_fold();
+	struct serve_call call;
+	struct serve_reply reply;
+	struct serve_stream stream;
+	json_t *expected = undisturbed(0, &moment), *answer;
+	uint64_t stopped;
+
+	(void)state;
+	serve(&first, &moment);
+	serve(&second, &moment);
+	open_request(&call, 0, &moment);
+	assert_true(serve_call_tokens(&call, moment.at));
+	stopped = store_fixture_now();
+	serve_fixture_signal(&first, SIGSTOP);
+	assert_true(
+	    store_fixture_wait_stat(&store, "sequences{state=\"orphaned\"}", 1, LEASE_MS + SLACK_MS));
+	printf("lease dropped after %llu ms\n", (unsigned long long)(store_fixture_now() - stopped));
+	answer = trial_ask(&second, "{\"resume\":\"one\"}");
+	check_tokens(expected, trial_own(answer), 0, "one");
+	json_decref(answer);
+
+	serve_fixture_signal(&first, SIGCONT);
+	assert_true(serve_call_finish(&call, &reply));
+	assert_true(serve_stream_parse(&reply, &stream));
+	assert_true(stream.done);
+	assert_non_null(json_object_get(stream.last, "error"));
+	serve_stream_deinit(&stream);
+	serve_reply_deinit(&reply);
+	ask_until_served(&moment);
+	json_decref(expected);
 }
 
 static int begin(void **state)
@@ -305,6 +353,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(requests_killed_before_the_first_fold, begin, end),
 	    cmocka_unit_test_setup_teardown(requests_killed_after_a_fold, begin, end),
+	    cmocka_unit_test_setup_teardown(a_sleeping_worker_loses_its_answer, begin, end),
 	    cmocka_unit_test_setup_teardown(generate_is_resumed_by_its_name, begin, end),
 	    cmocka_unit_test_setup_teardown(generate_is_resumed_by_the_printed_id, begin, end),
 	};

@@ -85,15 +85,19 @@ void process_signal(const struct process *process, int number)
 	if (process->pid > 0) kill(process->pid, number);
 }
 
+static size_t size_of(FILE *file)
+{
+	struct stat facts;
+
+	return file && fstat(fileno(file), &facts) == 0 ? (size_t)facts.st_size : 0;
+}
+
 /* The offset is shared with the writing process, so it is not touched. */
 static char *contents(FILE *file)
 {
-	struct stat facts;
-	size_t size = 0, used = 0;
-	char *text;
+	size_t size = size_of(file), used = 0;
+	char *text = malloc(size + 1);
 
-	if (file && fstat(fileno(file), &facts) == 0) size = (size_t)facts.st_size;
-	text = malloc(size + 1);
 	while (text && used < size) {
 		ssize_t got = pread(fileno(file), text + used, size - used, (off_t)used);
 
@@ -112,6 +116,11 @@ char *process_output(const struct process *process)
 char *process_errors(const struct process *process)
 {
 	return contents(process->errors);
+}
+
+size_t process_output_bytes(const struct process *process)
+{
+	return size_of(process->output);
 }
 
 static bool has_ended(struct process *process)

@@ -36,6 +36,9 @@ int process_wait(struct process *process, unsigned wait_ms);
 char *process_output(const struct process *process);
 char *process_errors(const struct process *process);
 
+/* How many bytes it wrote to its standard output so far. */
+size_t process_output_bytes(const struct process *process);
+
 /* Wait until its standard error holds `word`. False when it has ended or `wait_ms` are over. */
 bool process_wait_error(struct process *process, const char *word, unsigned wait_ms);
 

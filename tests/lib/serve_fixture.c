@@ -173,25 +173,53 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
 	return false;
 }
 
+/* What the socket has, once: its bytes' number, 0 at the end, -1 when none came in time. */
+static ssize_t read_more(struct serve_call *call)
+{
+	ssize_t got;
+
+	if (call->length + 65536 > call->capacity) {
+		char *grown = realloc(call->raw, call->capacity * 2 + 131072);
+
+		if (grown == NULL) return -1;
+		call->raw = grown;
+		call->capacity = call->capacity * 2 + 131072;
+	}
+	do
+		got = recv(call->fd, call->raw + call->length, 65535, 0);
+	while (got < 0 && errno == EINTR);
+	if (got < 0) return -1;
+	call->length += (size_t)got;
+	call->raw[call->length] = '\0';
+	return got;
+}
+
 bool serve_call_read(struct serve_call *call, const char *word)
 {
 	for (;;) {
 		ssize_t got;
 
 		if (word != NULL && call->raw != NULL && strstr(call->raw, word) != NULL) return true;
-		if (call->length + 65536 > call->capacity) {
-			char *grown = realloc(call->raw, call->capacity * 2 + 131072);
+		got = read_more(call);
+		if (got <= 0) return got == 0 && word == NULL;
+	}
+}
 
-			if (grown == NULL) return false;
-			call->raw = grown;
-			call->capacity = call->capacity * 2 + 131072;
+bool serve_call_tokens(struct serve_call *call, uint32_t tokens)
+{
+	static const char mark[] = "\"tokens\":";
+	size_t from = 0;
+
+	for (;;) {
+		const char *at = call->raw != NULL ? call->raw + from : NULL;
+
+		while (at != NULL && (at = strstr(at, mark)) != NULL) {
+			at += strlen(mark);
+			if (strtoul(at, NULL, 10) >= tokens) return true;
 		}
-		got = recv(call->fd, call->raw + call->length, 65535, 0);
-		if (got < 0 && errno == EINTR) continue;
-		if (got < 0) return false;
-		call->length += (size_t)got;
-		call->raw[call->length] = '\0';
-		if (got == 0) return word == NULL;
+		/* What was cut off is looked at again. */
+		from = call->length > 64 ? call->length - 64 : 0;
+		if (read_more(call) <= 0) return false;
 	}
 }
 

@@ -40,6 +40,8 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
 /* Read until `word` has come, or to the end with NULL. False at the end or after 60 s without it.
  */
 bool serve_call_read(struct serve_call *call, const char *word);
+/* Read a stream until an event says that there are as many tokens. False as above. */
+bool serve_call_tokens(struct serve_call *call, uint32_t tokens);
 void serve_call_close(struct serve_call *call);
 /* Another limit than 60 s for what is read from calls that are opened from now on. */
 void serve_answer_limit(unsigned seconds);

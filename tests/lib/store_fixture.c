@@ -225,8 +225,12 @@ bool store_fixture_stop(struct store_fixture *fixture)
 bool store_fixture_deinit(struct store_fixture *fixture, bool failed)
 {
 	bool stopped = store_fixture_stop(fixture);
-	unsigned shm = count_shm();
+	uint64_t deadline = store_fixture_now() + STOP_MS;
+	unsigned shm;
 
+	/* A store of other tests has objects there for a moment, too. */
+	while ((shm = count_shm()) > fixture->shm_before && store_fixture_now() < deadline)
+		store_fixture_sleep(20);
 	if (failed || !stopped) print_log(fixture->log);
 	unlink(fixture->log);
 	unlink(fixture->socket);

@@ -172,7 +172,7 @@ void trial_command(
 	trial_add(arguments, trial->options);
 }
 
-static char *write_ids(const int32_t *ids, uint32_t count, const char *between)
+char *trial_ids(const int32_t *ids, uint32_t count, const char *between)
 {
 	char *text = malloc((size_t)count * ID_BYTES + 1);
 	size_t used = 0;
@@ -190,7 +190,7 @@ void trial_generate_start(struct process *process, const struct trial *trial, co
 	struct trial_arguments arguments;
 	const char *const given[] = {"--tokens-file", "-", "--max-tokens", NULL, NULL};
 	const char *const always[] = {"--ignore-end", "--logits-digest", "--json", NULL};
-	char *input = prompt ? write_ids(prompt, tokens, " ") : NULL;
+	char *input = prompt ? trial_ids(prompt, tokens, " ") : NULL;
 	char answer[16];
 
 	trial_command(&arguments, trial, "generate");
@@ -241,15 +241,15 @@ void trial_serve(struct serve_fixture *worker, const struct trial *trial, const 
 
 char *trial_body(const int32_t *prompt, uint32_t tokens, uint32_t max_tokens, const char *more)
 {
-	char *ids = write_ids(prompt, tokens, ",");
+	char *ids = trial_ids(prompt, tokens, ",");
 	size_t size = strlen(ids) + strlen(more) + 256;
 	char *body = malloc(size);
 
 	assert_non_null(body);
 	snprintf(body, size,
-	    "{\"prompt\":[%s],\"max_tokens\":%u,\"temperature\":0,\"ignore_end\":true,"
-	    "\"logits_digest\":true%s%s}",
-	    ids, max_tokens, more[0] ? "," : "", more);
+	    "{\"prompt\":[%s],\"max_tokens\":%u,%s\"ignore_end\":true,\"logits_digest\":true%s%s}", ids,
+	    max_tokens, strstr(more, "temperature") ? "" : "\"temperature\":0,", more[0] ? "," : "",
+	    more);
 	free(ids);
 	return body;
 }

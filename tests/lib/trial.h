@@ -52,6 +52,9 @@ void trial_deinit(struct trial *trial);
 /* `tokens` ids that nothing else shares with another `seed`; the caller frees them. */
 int32_t *trial_prompt(const struct trial *trial, unsigned seed, uint32_t tokens);
 
+/* Ids as text; the caller frees it. */
+char *trial_ids(const int32_t *ids, uint32_t count, const char *between);
+
 /* Options for one command, added to those of the trial; a NULL ends each list. */
 struct trial_arguments {
 	const char *all[PROCESS_ARGUMENTS];
@@ -75,8 +78,8 @@ json_t *trial_generate_finish(struct process *process, const struct trial *trial
 /* gpu-worker serve against this store address. */
 void trial_serve(struct serve_fixture *worker, const struct trial *trial, const char *const *more);
 
-/* The body of a completion on these ids: greedy, past end tokens, with a digest, and what `more`
- * says (JSON members). The caller frees it. */
+/* The body of a completion on these ids: past end tokens, with a digest, greedy unless `more` (JSON
+ * members) names a temperature. The caller frees it. */
 char *trial_body(const int32_t *prompt, uint32_t tokens, uint32_t max_tokens, const char *more);
 
 /* Send it and take the whole answer; fails the test unless the code is 200. */
