@@ -8,6 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/un.h>
 #include <sys/wait.h>
@@ -84,6 +85,8 @@ static pid_t spawn(const char *const *arguments, const char *log)
 	/* The test's own descriptors, above all its connections to the store, stay here. */
 	for (int i = 3; i < 256; i++)
 		close(i);
+	/* A test that is killed takes its store along. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	execv(KVSTORED_PATH, copy);
 	_exit(127);
 }
