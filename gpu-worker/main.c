@@ -3,6 +3,7 @@
 #include <sodium.h>
 
 #include "common/base/log.h"
+#include "common/transport/transport.h"
 #include "gpu-worker/commands/commands.h"
 
 static enum kv_status run(const struct kv_command *command, const struct gw_settings *settings)
@@ -36,6 +37,7 @@ int main(int argc, char **argv)
 	int code = KV_EXIT_OK;
 
 	signal(SIGPIPE, SIG_IGN);
+	kv_transport_prepare();
 	if (!kv_config_start(&gw_program, argc, argv, kv_heap(), &settings, &config, &command, &code))
 		return code;
 	kv_log_set_level((enum kv_log_level)settings.log_level);
