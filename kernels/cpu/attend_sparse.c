@@ -43,7 +43,10 @@ struct kn_attend_scratch {
 	const struct kn_rows_level *level;
 	struct kn_pool *pool;
 	size_t partial_floats;
-	_Alignas(64) float carry[STATE_HEAD + KN_MAX_GROUP * KN_MAX_HEAD_DIM];
+	/* State of the job that a round cuts: the round reads one and writes the other, as the portions
+	 * that do so end in any order. */
+	_Alignas(64) float carry[2][STATE_HEAD + KN_MAX_GROUP * KN_MAX_HEAD_DIM];
+	uint32_t carry_in;
 	_Alignas(64) float partials[PARTIAL_FLOATS];
 };
 
@@ -200,7 +203,7 @@ static void start_state(const struct kn_attend_sparse_arguments *a, float *state
 
 static void finish_portion(struct kn_attend_scratch *s, struct portion *p)
 {
-	float *state = p->begins ? partial_of(s, p->first) : s->carry;
+	float *state = p->begins ? partial_of(s, p->first) : s->carry[s->carry_in];
 	uint32_t i = p->first, end = p->first + p->count;
 	int exact = s->blocks[i].span != NULL;
 	if (p->begins) {
@@ -219,11 +222,10 @@ static void finish_portion(struct kn_attend_scratch *s, struct portion *p)
 		merge(s->arguments, state, partial_of(s, i));
 		if (s->blocks[i].span != NULL) keep_exact(state);
 	}
-	if (p->ends) {
+	if (p->ends)
 		publish(s->arguments, p->job, state);
-	} else if (state != s->carry) {
-		memcpy(s->carry, state, s->partial_floats * sizeof *state);
-	}
+	else
+		memcpy(s->carry[1 - s->carry_in], state, s->partial_floats * sizeof *state);
 }
 
 static void attend_task(void *context, uint32_t task, uint32_t thread)
@@ -311,8 +313,9 @@ static void fill_round(struct kn_attend_scratch *s, struct cursor *c)
 		if (p->count != 0) {
 			s->portion_count++;
 		} else {
-			start_state(a, s->carry);
-			publish(a, job, s->carry);
+			/* No block has this place yet. */
+			start_state(a, partial_of(s, s->block_count));
+			publish(a, job, partial_of(s, s->block_count));
 		}
 		c->begun = !p->ends;
 		if (p->ends) *c = (struct cursor){.job = c->job + 1};
@@ -348,12 +351,14 @@ enum kv_status kn_cpu_attend_sparse(struct kn_backend *backend, struct kn_stream
 	s->arguments = a;
 	s->level = kn_rows_level(backend->level);
 	s->pool = backend->pool;
+	s->carry_in = 0;
 	/* Whole cache lines, so that threads do not share one. */
 	s->partial_floats = STATE_HEAD + (((size_t)a->group * a->head_dim + 15) & ~(size_t)15);
 	struct cursor cursor = {0};
 	while (cursor.job < a->job_count) {
 		fill_round(s, &cursor);
 		if (s->block_count != 0) kn_pool_run(backend->pool, attend_task, s, s->block_count);
+		s->carry_in = 1 - s->carry_in;
 	}
 	return KV_OK;
 }
