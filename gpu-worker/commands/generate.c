@@ -79,12 +79,14 @@ static void print_summary(const struct gw_session *session)
 }
 
 /* What this process asked its allocator for; shared memory and the store's arena are not in it. */
-static json_t *memory_json(struct kv_allocator *allocator)
+static json_t *memory_json(const struct gw_worker *worker)
 {
-	struct kv_allocator_stats stats = kv_allocator_stats(allocator);
+	struct kv_allocator_stats stats = kv_allocator_stats(worker->allocator);
+	struct gw_cache_stats cache = gw_pipeline_cache_stats(worker->pipeline);
 
-	return json_pack("{s:I, s:I}", "bytes", (json_int_t)stats.bytes, "peak_bytes",
-		(json_int_t)stats.peak_bytes);
+	return json_pack("{s:I, s:I, s:I, s:I}", "bytes", (json_int_t)stats.bytes, "peak_bytes",
+		(json_int_t)stats.peak_bytes, "cluster_cache_bytes", (json_int_t)cache.used_bytes,
+		"cluster_cache_capacity_bytes", (json_int_t)cache.capacity_bytes);
 }
 
 enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_allocator *allocator)
@@ -119,7 +121,7 @@ enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_alloca
 
 		if (report != NULL) {
 			json_object_set_new(report, "model", json_string(worker.model_name));
-			json_object_set_new(report, "memory", memory_json(allocator));
+			json_object_set_new(report, "memory", memory_json(&worker));
 		}
 		status = gw_print_json(report);
 	} else {

@@ -1,5 +1,5 @@
-"""What the measuring scripts of this folder share: where programs, models and texts are, and runs of
-the real gpu-worker."""
+"""What the measuring scripts of this folder share: where programs, models and texts are, and runs
+of the real gpu-worker."""
 import argparse
 import json
 import os
