@@ -4,7 +4,7 @@
 #include "common/base/clock.h"
 #include "gpu-worker/pipeline/step.h"
 
-/* Units that are begun together: as many as the store client allows. */
+/* Units that are begun together, at most; fewer where staging memory ends first. */
 enum { MAX_UNITS = 32 };
 
 struct offload {
@@ -148,14 +148,31 @@ static enum kv_status place_unit(struct offload *o, const struct kvc_segment *se
 	return gw_unit_attach(state, unit, o->memory[i], ordinal);
 }
 
+/* Begin units as long as there is memory to write them to. How many make no bit of them. */
+static enum kv_status begin_units(struct offload *o, const struct kvc_segment *const *segments,
+	uint32_t most, uint32_t *begun)
+{
+	enum kv_status status = KV_OK;
+	uint32_t count = 0;
+
+	while (count < most && status == KV_OK) {
+		status = begin_unit(o, segments[count], count);
+		if (status == KV_OK) count++;
+	}
+	if (status != KV_OK && (status != KV_BUSY || count == 0)) return status;
+	*begun = count;
+	return KV_OK;
+}
+
+/* The first segments of `segments`, as many as can be begun together. */
 static enum kv_status offload_group(struct offload *o, const struct kvc_segment *const *segments,
-	uint32_t count, uint32_t list_base, int place)
+	uint32_t most, uint32_t list_base, int place, uint32_t *done)
 {
 	struct gw_pipeline *pipeline = o->sequence->pipeline;
+	uint32_t count = 0;
 	uint64_t start;
 
-	for (uint32_t i = 0; i < count; i++)
-		KV_TRY(begin_unit(o, segments[i], i));
+	KV_TRY(begin_units(o, segments, most, &count));
 	start = kv_now_ns();
 	KV_TRY(run_index(o, segments, count));
 	o->sequence->report.index_seconds += kv_seconds_since(start);
@@ -167,6 +184,7 @@ static enum kv_status offload_group(struct offload *o, const struct kvc_segment 
 		KV_TRY(place_unit(o, segments[i], i, list_base + i, place));
 		KV_TRY(kvc_unit_end(o->sequence->stored, segments[i], o->layer));
 	}
+	*done = count;
 	return KV_OK;
 }
 
@@ -176,16 +194,17 @@ enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
 {
 	struct gw_offload_scratch *scratch = &sequence->pipeline->offload;
 	struct offload o = {.sequence = sequence, .source = source, .layer = layer};
+	uint32_t done = 0;
 
 	if (source->count > scratch->tokens)
 		return kv_fail(KV_INTERNAL, "%u tokens to be indexed, room for %u", source->count,
 			scratch->tokens);
 	o.jobs = scratch->jobs;
 	o.order = scratch->order;
-	for (uint32_t i = 0; i < count; i += MAX_UNITS) {
-		uint32_t group = count - i < MAX_UNITS ? count - i : (uint32_t)MAX_UNITS;
+	for (uint32_t i = 0; i < count; i += done) {
+		uint32_t most = count - i < MAX_UNITS ? count - i : (uint32_t)MAX_UNITS;
 
-		KV_TRY(offload_group(&o, segments + i, group, list_base + i, place));
+		KV_TRY(offload_group(&o, segments + i, most, list_base + i, place, &done));
 	}
 	return KV_OK;
 }

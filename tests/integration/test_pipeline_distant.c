@@ -1,5 +1,6 @@
 /* The data path where no memory is shared with the store: the linker puts a kvc_direct in its place
- * that finds nothing, and every unit has to be fetched. The same bits as with shared memory. */
+ * that finds nothing, so that every unit has to be fetched, and there is staging memory for two
+ * units at a time. The same bits as with shared memory. */
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -13,8 +14,9 @@
 
 static const char *model_name = "tiny_llama";
 static int distant;
+static uint32_t begun, refused; /* units */
 
-enum { MOST = 800, STEPS = 130 };
+enum { MOST = 800, STEPS = 130, STAGED = 2 };
 
 const uint8_t *__real_kvc_direct(
     struct kvc_store *store, const struct kvc_segment *segment, uint32_t layer);
@@ -25,6 +27,35 @@ const uint8_t *__wrap_kvc_direct(
     struct kvc_store *store, const struct kvc_segment *segment, uint32_t layer)
 {
 	return distant ? NULL : __real_kvc_direct(store, segment, layer);
+}
+
+enum kv_status __real_kvc_unit_begin(struct kvc_sequence *sequence,
+    const struct kvc_segment *segment, uint32_t layer, uint8_t **memory, uint64_t *bytes);
+enum kv_status __wrap_kvc_unit_begin(struct kvc_sequence *sequence,
+    const struct kvc_segment *segment, uint32_t layer, uint8_t **memory, uint64_t *bytes);
+
+enum kv_status __wrap_kvc_unit_begin(struct kvc_sequence *sequence,
+    const struct kvc_segment *segment, uint32_t layer, uint8_t **memory, uint64_t *bytes)
+{
+	if (distant && begun == STAGED) {
+		refused++;
+		return kv_fail(KV_BUSY, "%u units were begun and not ended", begun);
+	}
+	KV_TRY(__real_kvc_unit_begin(sequence, segment, layer, memory, bytes));
+	begun++;
+	return KV_OK;
+}
+
+enum kv_status __real_kvc_unit_end(
+    struct kvc_sequence *sequence, const struct kvc_segment *segment, uint32_t layer);
+enum kv_status __wrap_kvc_unit_end(
+    struct kvc_sequence *sequence, const struct kvc_segment *segment, uint32_t layer);
+
+enum kv_status __wrap_kvc_unit_end(
+    struct kvc_sequence *sequence, const struct kvc_segment *segment, uint32_t layer)
+{
+	begun--;
+	return __real_kvc_unit_end(sequence, segment, layer);
 }
 
 /* A first prompt, then a second with a common start, the same again, and a part of its answer by
@@ -73,8 +104,8 @@ static void fetched_units_are_those_in_shared_memory(void **state)
 	struct kvt_talk near[4], far[4];
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
-	for (uint32_t i = 0; i < 5; i++) {
+	kvt_worker_open(&worker, model_name, 1);
+	for (uint32_t i = 0; i < 5; i += KVT_EVERY) {
 		uint32_t common = commons[i % 4];
 
 		worker.options.policy.window = i < 4 ? 64 : 0;
@@ -89,6 +120,8 @@ static void fetched_units_are_those_in_shared_memory(void **state)
 			kvt_talk_end(&far[t]);
 		}
 	}
+	assert_true(refused > 0);
+	assert_int_equal(begun, 0);
 	kvt_worker_close(&worker);
 }
 
