@@ -86,7 +86,7 @@ static enum kv_status open_model(struct gw_worker *worker, const struct gw_gguf 
 	struct kv_progress *progress = NULL;
 	enum kv_status status;
 
-	KV_TRY(gw_gguf_digest(file, worker->model_id));
+	KV_TRY(gw_gguf_digest(file, worker->file_digest));
 	shown.mode = isatty(2) ? KV_PROGRESS_BAR : KV_PROGRESS_OFF;
 	KV_TRY(kv_progress_create(worker->allocator, &shown, &progress));
 	options.allocator = worker->allocator;
@@ -111,10 +111,12 @@ static enum kv_status open_store(struct gw_worker *worker, uint64_t wait_ms)
 	options.address = s->store;
 	options.transport = s->transport;
 	options.name = worker->name;
-	memcpy(options.model_id, worker->model_id, sizeof options.model_id);
 	options.model_name = worker->model_name;
 	gw_pipeline_layout(gw_model_shape(worker->model), &worker->policy, worker->kv_type,
 		&options.layout);
+	gw_pipeline_model_id(worker->file_digest,
+		s->precision == 1 ? KN_PRECISION_FP32 : KN_PRECISION_DEFAULT, &options.layout,
+		options.model_id);
 	options.local_memory = s->local_memory;
 	options.connect_ms = (uint32_t)wait_ms;
 	options.call_ms = (uint32_t)s->call_ms;

@@ -26,7 +26,7 @@ struct gw_worker {
 	enum kn_kv_type kv_type;
 	uint32_t max_batch;
 	bool offloads;                     /* the policy needs a store */
-	uint8_t model_id[32];
+	uint8_t file_digest[32];
 	char model_name[128], name[64];
 };
 

@@ -69,7 +69,7 @@ void gw_gguf_tensor_at(const struct gw_gguf *file, uint64_t index, struct gw_ggu
 enum { GW_GGUF_PRINTABLE = 72 };
 const char *gw_gguf_printable(struct gw_gguf_string name, char text[GW_GGUF_PRINTABLE]);
 
-/* BLAKE2b-256 of the whole file: what kvstored knows a model by. */
+/* BLAKE2b-256 of the whole file. */
 enum kv_status gw_gguf_digest(const struct gw_gguf *file, uint8_t digest[32]);
 
 #ifdef __cplusplus

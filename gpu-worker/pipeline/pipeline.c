@@ -24,6 +24,20 @@ void gw_pipeline_layout(const struct gw_model_shape *shape, const struct gw_poli
 		memcpy(layout->index_digest + 4 * i, &index[i], 4);
 }
 
+void gw_pipeline_model_id(const uint8_t file[32], enum kn_precision precision,
+	const struct kvw_model_layout *layout, uint8_t id[32])
+{
+	uint32_t words[] = {(uint32_t)precision, layout->layers, layout->kv_heads, layout->head_dim,
+		layout->kv_type, layout->dense_layers, layout->sinks, layout->cluster_tokens};
+	crypto_generichash_state state;
+
+	crypto_generichash_init(&state, NULL, 0, 32);
+	crypto_generichash_update(&state, file, 32);
+	crypto_generichash_update(&state, (const unsigned char *)words, sizeof words);
+	crypto_generichash_update(&state, layout->index_digest, sizeof layout->index_digest);
+	crypto_generichash_final(&state, id, 32);
+}
+
 /* Everything that changes the bits of approximate key/values. */
 static void digest_policy(struct gw_pipeline *pipeline)
 {
