@@ -184,6 +184,10 @@ static enum kv_status validate(const void *opaque)
 			"leave --kv-type out");
 	if (s->on_miss == 1)
 		return kv_fail(KV_INVALID, "--on-miss estimate is not part of this version; use wait");
+	if (s->transport != NULL && strcmp(s->transport, "auto") != 0 &&
+		strcmp(s->transport, "ucx") != 0 && strcmp(s->transport, "map") != 0 &&
+		strncmp(s->transport, "faulty-", 7) != 0)
+		return kv_fail(KV_INVALID, "--transport %s: must be auto, ucx or map", s->transport);
 	if (s->resume != NULL && s->sequence != NULL)
 		return kv_fail(KV_INVALID, "--resume %s with --sequence %s: a resumed sequence keeps its id",
 			s->resume, s->sequence);

@@ -184,6 +184,7 @@ static void log_daemon(void *context, const char *format, va_list arguments)
 static enum kv_status split_address(const char *listen, char host[96], const char **port)
 {
 	const char *colon = strrchr(listen, ':'), *start = listen, *end = colon;
+	bool valid = true;
 
 	if (colon == NULL || colon[1] == '\0')
 		return kv_fail(KV_INVALID, "--listen \"%s\": must be HOST:PORT", listen);
@@ -196,6 +197,12 @@ static enum kv_status split_address(const char *listen, char host[96], const cha
 	memcpy(host, start, (size_t)(end - start));
 	host[end - start] = '\0';
 	*port = colon + 1;
+	/* getaddrinfo would take a number above that, and listen at another port. */
+	for (const char *at = *port; *at != '\0'; at++)
+		if (*at < '0' || *at > '9') valid = false;
+	if (!valid || strlen(*port) > 5 || strtoul(*port, NULL, 10) > UINT16_MAX)
+		return kv_fail(KV_INVALID, "--listen \"%s\": the port must be a number from 0 to %d", listen,
+		    UINT16_MAX);
 	return KV_OK;
 }
 
