@@ -126,6 +126,12 @@ static enum kv_status accept_hello(struct kvc_channel *channel, const Kv__Respon
 		return kv_fail(kv_status_from_wire(response->status), "%s", response->message);
 	if (response->body_case != KV__RESPONSE__BODY_HELLO || !hello)
 		return kv_fail(KV_PROTOCOL, "the store answered hello with something else");
+	if (hello->protocol_version != KV_PROTOCOL_VERSION)
+		return kv_fail(KV_PROTOCOL,
+		    "the store at %s (%.32s) speaks protocol version %u, this worker (%s) speaks %d: install "
+		    "the same release of both",
+		    channel->path, hello->build[0] ? hello->build : "unknown", hello->protocol_version,
+		    KV_VERSION, (int)KV_PROTOCOL_VERSION);
 	if (hello->transport_address.len > sizeof welcome->address.bytes || !hello->lease_ms ||
 	    !hello->heartbeat_ms || strlen(hello->transport) >= sizeof welcome->transport)
 		return kv_fail(KV_PROTOCOL, "the store's hello is malformed");
@@ -254,11 +260,13 @@ static enum kv_status read_frames(struct kvc_channel *channel)
 	for (;;) {
 		enum kv_frame_event event = KV_FRAME_NONE;
 		struct kv_frame frame;
+		enum kv_status status = kv_frame_read(channel->reader, channel->socket, &event, &frame);
 
-		KV_TRY(kv_frame_read(channel->reader, channel->socket, &event, &frame));
+		if (status != KV_OK) return kv_fail_prefix(status, "the store at %s", channel->path);
 		if (event == KV_FRAME_NONE) return KV_OK;
 		if (event == KV_FRAME_END)
-			return kv_fail(KV_DISCONNECTED, "the store closed the connection");
+			return kv_fail(
+			    KV_DISCONNECTED, "the store at %s closed the connection", channel->path);
 		KV_TRY(take_frame(channel, &frame));
 	}
 }
