@@ -66,16 +66,82 @@ size_t gw_attach_buffer_bytes(const struct gw_sequence *sequence)
 enum kv_status gw_attach_list(struct gw_sequence *sequence)
 {
 	const struct gw_pipeline *pipeline = sequence->pipeline;
-	uint32_t count = 0;
+	uint32_t count = 0, end = 0;
 	const struct kvc_segment *const *list = kvc_sequence_segments(sequence->stored, &count);
 
 	if (count > sequence->segment_capacity)
 		return kv_fail(KV_LIMIT, "sequence %s has %u segments, room for %u",
 			kvc_sequence_id(sequence->stored), count, sequence->segment_capacity);
-	for (uint32_t i = 0; i < count; i++)
+	for (uint32_t i = 0; i < count; i++) {
+		if (list[i]->start != end || list[i]->tokens > sequence->token_capacity - end)
+			return kv_fail(KV_PROTOCOL, "sequence %s: entry %u of its list has %u tokens from %u "
+				"on, the list goes on at %u of %u", kvc_sequence_id(sequence->stored), i,
+				list[i]->tokens, list[i]->start, end, sequence->token_capacity);
+		end += list[i]->tokens;
 		KV_TRY(gw_unit_describe(pipeline, list[i], pipeline->shape->layers - 1,
 			&sequence->units[i]));
+	}
 	sequence->segments = list;
 	sequence->segment_count = count;
 	return KV_OK;
+}
+
+/* Leading list entries that are segments of the prompt as it is cut, and where they end. */
+static uint32_t prompt_entries(const struct gw_sequence *sequence, uint32_t *end)
+{
+	uint32_t count = 0;
+
+	*end = 0;
+	while (count < sequence->segment_count && count < sequence->cut_count) {
+		const struct kvc_segment *segment = sequence->segments[count];
+		const struct kvc_cut *cut = &sequence->cuts[count];
+
+		if (segment->start + segment->tokens != cut->end || segment->kind != cut->kind ||
+			segment->provenance != KVW_EXACT)
+			break;
+		*end = cut->end;
+		count++;
+	}
+	return count;
+}
+
+enum kv_status gw_attach_known(const struct gw_sequence *sequence, uint32_t *tokens)
+{
+	uint32_t pieces = 0, end = 0;
+	const struct kvc_piece *piece;
+
+	*tokens = 0;
+	if (sequence->stored == NULL) return KV_OK;
+	if (prompt_entries(sequence, &end) != sequence->segment_count)
+		return kv_fail(KV_PROTOCOL, "the store attached segments that are not this prompt's");
+	piece = kvc_sequence_pieces(sequence->stored, &pieces);
+	for (uint32_t i = 0; i < pieces; i++) {
+		if (piece[i].segment->start != end || piece[i].segment->provenance != KVW_EXACT ||
+			piece[i].tokens > sequence->prompt_tokens - end)
+			return kv_fail(KV_PROTOCOL, "the store found %u tokens from %u on for a prompt of %u "
+				"of which %u are known", piece[i].tokens, piece[i].segment->start,
+				sequence->prompt_tokens, end);
+		end += piece[i].tokens;
+	}
+	*tokens = end;
+	return KV_OK;
+}
+
+int gw_attach_whole(const struct gw_sequence *sequence)
+{
+	const struct kvc_segment *last;
+	uint32_t end;
+
+	if (sequence->segment_count == 0) return 0;
+	last = sequence->segments[sequence->segment_count - 1];
+	end = last->start + last->tokens;
+	return end >= sequence->prompt_tokens && end < sequence->token_count &&
+		(last->kind == KVW_PLAIN || sequence->pipeline->options.policy.window == 0);
+}
+
+void gw_attach_prompt_only(struct gw_sequence *sequence)
+{
+	uint32_t end;
+
+	sequence->segment_count = prompt_entries(sequence, &end);
 }

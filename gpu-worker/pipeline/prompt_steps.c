@@ -64,18 +64,6 @@ static enum kv_status reserve(struct gw_prompt_run *run)
 	return status;
 }
 
-static uint32_t stored_tokens(const struct gw_prompt_run *run)
-{
-	uint32_t pieces = 0, hit = run->own_start;
-	const struct kvc_piece *piece;
-
-	if (run->sequence->stored == NULL) return 0;
-	piece = kvc_sequence_pieces(run->sequence->stored, &pieces);
-	for (uint32_t i = 0; i < pieces; i++)
-		hit = piece[i].segment->start + piece[i].tokens;
-	return hit;
-}
-
 enum kv_status gw_prompt_begin(struct gw_prompt_run *run, struct gw_sequence *sequence)
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
@@ -91,15 +79,9 @@ enum kv_status gw_prompt_begin(struct gw_prompt_run *run, struct gw_sequence *se
 
 		run->own_start = last->start + last->tokens;
 	}
-	if (run->shared_count > sequence->cut_count)
-		return kv_fail(KV_PROTOCOL, "store attached %u segments to a prompt of %u",
-			run->shared_count, sequence->cut_count);
-	run->hit = stored_tokens(run);
-	if (run->hit > sequence->prompt_tokens)
-		return kv_fail(KV_PROTOCOL, "store attached %u tokens to a prompt of %u", run->hit,
-			sequence->prompt_tokens);
-	run->first = sequence->prefix_hit < sequence->prompt_tokens ? sequence->prefix_hit
-	                                                            : sequence->prompt_tokens - 1;
+	KV_TRY(gw_attach_known(sequence, &run->hit));
+	/* The last token is always run: its logits are not stored. */
+	run->first = run->hit < sequence->prompt_tokens ? run->hit : sequence->prompt_tokens - 1;
 	run->new_count = sequence->stored != NULL ? sequence->cut_count - run->shared_count : 0;
 	KV_TRY(take_memory(run));
 	return reserve(run);
@@ -339,7 +321,9 @@ enum kv_status gw_prompt_commit(struct gw_prompt_run *run)
 {
 	struct gw_sequence *sequence = run->sequence;
 	struct kv_allocator *allocator = sequence->pipeline->options.allocator;
+	const struct kvc_segment *const *list;
 	uint64_t *ids;
+	uint32_t listed = 0;
 	enum kv_status status = KV_OK;
 
 	sequence->kv_count = sequence->prompt_tokens;
@@ -355,7 +339,10 @@ enum kv_status gw_prompt_commit(struct gw_prompt_run *run)
 	if (ids == NULL) return KV_NO_MEMORY;
 	for (uint32_t i = 0; i < run->new_count; i++)
 		ids[i] = run->reserved[i]->id;
-	status = kvc_commit(sequence->stored, run->reserved, run->new_count, NULL, 0, NULL, 0);
+	/* A resumed sequence that goes on from its prompt still has what came behind it. */
+	list = kvc_sequence_segments(sequence->stored, &listed);
+	status = kvc_commit(sequence->stored, run->reserved, run->new_count, NULL, 0,
+		listed > run->shared_count ? list + run->shared_count : NULL, listed - run->shared_count);
 	if (status == KV_OK) {
 		run->reserved[0] = NULL;
 		status = gw_offload_adopt(sequence, ids, run->new_count, run->shared_count);

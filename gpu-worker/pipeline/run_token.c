@@ -153,37 +153,36 @@ enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *co
 	return KV_OK;
 }
 
-enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits)
+/* Put what the list holds where decoding needs it. */
+static enum kv_status attach(struct gw_sequence *sequence)
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
-	struct gw_sequence *batch[1] = {sequence};
-	const struct kvc_segment *last;
-	enum kv_status failure = KV_OK;
-	size_t bytes;
-	uint8_t *buffer;
+	const struct kvc_segment *last = sequence->segments[sequence->segment_count - 1];
+	uint8_t *buffer = kv_alloc(pipeline->options.allocator, gw_attach_buffer_bytes(sequence));
+	enum kv_status status = KV_OK;
 
-	/* Nothing decoded yet: the prompt's last token is run again, everything else is attached. */
-	if (sequence->token_count == sequence->prompt_tokens) {
-		sequence->cut_count = sequence->segment_count;
-		for (uint32_t i = 0; i < sequence->segment_count; i++) {
-			sequence->cuts[i].end = sequence->segments[i]->start + sequence->segments[i]->tokens;
-			sequence->cuts[i].kind = sequence->segments[i]->kind;
-		}
-		return gw_run_prompt(sequence, logits, NULL, NULL, NULL);
-	}
-	bytes = gw_attach_buffer_bytes(sequence);
-	buffer = kv_alloc(pipeline->options.allocator, bytes);
 	if (buffer == NULL) return KV_NO_MEMORY;
-	for (uint32_t layer = 0; layer < pipeline->shape->layers && failure == KV_OK; layer++)
-		failure = gw_attach_layer(sequence, layer, buffer);
+	for (uint32_t layer = 0; layer < pipeline->shape->layers && status == KV_OK; layer++)
+		status = gw_attach_layer(sequence, layer, buffer);
 	kv_free(pipeline->options.allocator, buffer);
-	if (failure == KV_OK) failure = kvc_sequence_check(sequence->stored);
-	KV_TRY(failure);
-	last = sequence->segments[sequence->segment_count - 1];
+	KV_TRY(status);
 	sequence->kv_count = last->start + last->tokens;
 	sequence->window_start = last->kind == KVW_PLAIN ? last->start : sequence->kv_count;
+	return kvc_sequence_check(sequence->stored);
+}
+
+/* From the list where it is whole, else from the prompt; folds come at the same counts as before. */
+enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits)
+{
+	struct gw_sequence *batch[1] = {sequence};
+	enum kv_status failure = KV_OK;
+
+	if (gw_attach_whole(sequence))
+		KV_TRY(attach(sequence));
+	else
+		KV_TRY(gw_run_prompt(sequence, logits, NULL, NULL, NULL));
 	while (sequence->kv_count < sequence->token_count) {
-		KV_TRY(gw_run_token(pipeline, batch, 1, logits, &failure));
+		KV_TRY(gw_run_token(sequence->pipeline, batch, 1, logits, &failure));
 		KV_TRY(failure);
 	}
 	return KV_OK;

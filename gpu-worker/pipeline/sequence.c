@@ -117,21 +117,6 @@ static enum kv_status check_tokens(const struct gw_pipeline *pipeline, const int
 	return KV_OK;
 }
 
-static uint32_t hit_tokens(const struct gw_sequence *sequence)
-{
-	uint32_t pieces = 0, hit = 0;
-	const struct kvc_piece *piece = kvc_sequence_pieces(sequence->stored, &pieces);
-
-	if (sequence->segment_count > 0) {
-		const struct kvc_segment *last = sequence->segments[sequence->segment_count - 1];
-
-		hit = last->start + last->tokens;
-	}
-	for (uint32_t i = 0; i < pieces; i++)
-		hit = piece[i].segment->start + piece[i].tokens;
-	return hit;
-}
-
 /* The store keeps the room for decoded tokens before the caller's parameters: who resumes the
  * sequence must take as much. */
 static enum kv_status pack_parameters(struct kv_allocator *allocator,
@@ -165,7 +150,7 @@ static enum kv_status open_stored(struct gw_sequence *sequence,
 	struct kvc_open_request open = {0};
 	uint8_t *parameters = NULL;
 	enum kv_status status;
-	uint32_t hit;
+	uint32_t hit = 0;
 
 	open.sequence_id = request->id;
 	open.prompt = sequence->tokens;
@@ -180,7 +165,7 @@ static enum kv_status open_stored(struct gw_sequence *sequence,
 	kv_free(o->allocator, parameters);
 	KV_TRY(status);
 	KV_TRY(gw_attach_list(sequence));
-	hit = hit_tokens(sequence);
+	KV_TRY(gw_attach_known(sequence, &hit));
 	/* The last token is always run: its logits are not stored. */
 	sequence->prefix_hit = hit < sequence->prompt_tokens ? hit : sequence->prompt_tokens - 1;
 	return KV_OK;
@@ -209,27 +194,18 @@ fail:
 static enum kv_status resume_tokens(struct gw_sequence *sequence,
 	const struct kvc_resume_state *state)
 {
-	uint32_t end = 0;
-
 	memcpy(sequence->tokens, state->prompt, state->prompt_tokens * sizeof *state->prompt);
 	memcpy(sequence->tokens + state->prompt_tokens, state->decoded,
 		state->decoded_tokens * sizeof *state->decoded);
 	sequence->token_count = state->prompt_tokens + state->decoded_tokens;
 	KV_TRY(check_tokens(sequence->pipeline, sequence->tokens, sequence->token_count));
 	KV_TRY(gw_attach_list(sequence));
-	if (sequence->segment_count > 0) {
-		const struct kvc_segment *last = sequence->segments[sequence->segment_count - 1];
-
-		end = last->start + last->tokens;
-	}
-	/* The token behind the list is run to have its logits, unless that is the prompt's last. */
-	if (end < sequence->prompt_tokens || end > sequence->token_count ||
-		(end == sequence->token_count && state->decoded_tokens > 0))
-		return kv_fail(KV_CORRUPT,
-			"sequence %s: the store holds KV of %u tokens for a prompt of %u and %u decoded ones",
-			kvc_sequence_id(sequence->stored), end, state->prompt_tokens, state->decoded_tokens);
+	sequence->cut_count = gw_segmentation(sequence->prompt_tokens,
+		&sequence->pipeline->options.policy, sequence->cuts, sequence->segment_capacity);
 	sequence->prefix_hit = sequence->prompt_tokens;
-	return KV_OK;
+	if (gw_attach_whole(sequence)) return KV_OK;
+	gw_attach_prompt_only(sequence);
+	return gw_attach_known(sequence, &sequence->prefix_hit);
 }
 
 enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, uint32_t max_tokens,

@@ -135,8 +135,17 @@ enum kv_status gw_attach_unit(struct gw_sequence *sequence, uint32_t layer, uint
 /* The same for the sequence's list entries, from the store. buffer: gw_attach_buffer_bytes. */
 enum kv_status gw_attach_layer(struct gw_sequence *sequence, uint32_t layer, uint8_t *buffer);
 size_t gw_attach_buffer_bytes(const struct gw_sequence *sequence);
-/* Take the store's list over (ordinals, unit layouts). */
+/* Take the store's list over (ordinals, unit layouts). KV_PROTOCOL when it has a gap. */
 enum kv_status gw_attach_list(struct gw_sequence *sequence);
+/* Of an opened sequence: how many of the prompt's tokens the store has, in segments that are shared
+ * and in pieces. KV_PROTOCOL when they do not follow each other, or are not exact. */
+enum kv_status gw_attach_known(const struct gw_sequence *sequence, uint32_t *tokens);
+/* Of a resumed sequence: is the list one that it once had, from which the tokens behind it can be
+ * run? It is not when a worker died before its first commit, when nothing is to be run, or when
+ * entries were evicted: the window must be there. */
+int gw_attach_whole(const struct gw_sequence *sequence);
+/* Go on from the prompt: forget list entries that are not its own. The next commit replaces them. */
+void gw_attach_prompt_only(struct gw_sequence *sequence);
 
 /* fetch.c: a round of lookups, one fetch, and the attention jobs that they are for. */
 enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clusters,
