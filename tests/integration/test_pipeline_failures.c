@@ -155,7 +155,7 @@ static void a_failed_sequence_leaves_its_batch_alone(void **state)
 	float *logits;
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	kvt_store_open(&worker, 0);
 	pipeline = kvt_pipeline_open(&worker);
 	vocabulary = worker.shape->vocabulary;
@@ -214,7 +214,7 @@ static void a_full_store_is_said_and_survived(void **state)
 	struct kvt_talk *batch[1] = {&talk};
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	kvt_make_prompt(&worker, 7, ids, MOST);
 	/* A token takes 4 layers × 2 heads × 256 bytes, and some for clusters and positions. */
 	kvt_store_open(&worker, (uint64_t)500 * 2400);
@@ -282,7 +282,7 @@ static void a_prompt_can_be_given_up(void **state)
 	struct kvt_question question = {.prompt = ids, .prompt_tokens = 600, .room = 5};
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	kvt_make_prompt(&worker, 8, ids, MOST);
 	kvt_store_open(&worker, 0);
 	pipeline = kvt_pipeline_open(&worker);
@@ -325,7 +325,7 @@ static void a_prompt_and_a_decoder_do_not_notice_each_other(void **state)
 	float *logits;
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	worker.options.policy.fold = 10; /* folds happen within the prompt too */
 	kvt_make_prompt(&worker, 9, ids[0], MOST);
 	kvt_make_prompt(&worker, 10, ids[1], MOST);
@@ -369,7 +369,7 @@ static void another_generation_empties_the_cache(void **state)
 	struct gw_cache_stats stats[3];
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	kvt_make_prompt(&worker, 11, ids, MOST);
 	kvt_store_open(&worker, 0);
 	worker.options.cache_bytes = 16 << 20;
@@ -525,7 +525,7 @@ static void walk_failures(int resume)
 		uint64_t n = 1;
 
 		while (attempt(&walk, which, n))
-			n++;
+			n += KVT_EVERY;
 		print_message("allocator %u: %llu allocations\n", which, (unsigned long long)n - 1);
 		assert_true(n > 1 && n < 2000);
 	}

@@ -26,7 +26,7 @@ static void the_first_fold_takes_the_prompts_tail(void **state)
 	struct kvt_question question = {.prompt = ids, .prompt_tokens = 700, .room = 400};
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	kvt_make_prompt(&worker, 1, ids, MOST);
 	kvt_store_open(&worker, 0);
 	pipeline = kvt_pipeline_open(&worker);
@@ -140,8 +140,8 @@ static void windows_and_sinks_of_any_size(void **state)
 	struct kvt_worker worker;
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
-	for (uint32_t i = 0; i < sizeof shape_cases / sizeof shape_cases[0]; i++)
+	kvt_worker_open(&worker, model_name, 1);
+	for (uint32_t i = 0; i < sizeof shape_cases / sizeof shape_cases[0]; i += KVT_EVERY)
 		run_shape_case(&worker, &shape_cases[i]);
 	kvt_worker_close(&worker);
 }
@@ -196,7 +196,7 @@ static void run_resume_case(struct kvt_worker *worker, const struct resume_case 
 	worker->options.cache_bytes = 0;
 	kvt_talk_run(&whole, pipelines[0], &question, 240);
 	kvt_talk_close(&whole, 0);
-	for (uint32_t i = 0; i < sizeof stops / sizeof stops[0]; i++)
+	for (uint32_t i = 0; i < sizeof stops / sizeof stops[0]; i += KVT_EVERY)
 		stop_and_resume(pipelines[i % 2], pipelines[(i + i / 5) % 2], &question, &whole, stops[i]);
 	kvt_talk_end(&whole);
 	gw_pipeline_destroy(pipelines[0]);
@@ -215,8 +215,8 @@ static void a_resumed_sequence_goes_on_as_if_nothing_had_been(void **state)
 	struct kvt_worker worker;
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
-	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+	kvt_worker_open(&worker, model_name, 1);
+	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i += KVT_EVERY)
 		run_resume_case(&worker, &cases[i]);
 	kvt_worker_close(&worker);
 }
@@ -236,7 +236,7 @@ static void resumed_many_times(void **state)
 	char id[64];
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	kvt_make_prompt(&worker, 4, ids, MOST);
 	kvt_store_open(&worker, 0);
 	pipeline = kvt_pipeline_open(&worker);

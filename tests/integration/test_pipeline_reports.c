@@ -292,8 +292,8 @@ static void an_audit_is_what_it_says(void **state)
 	struct gw_report report;
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
-	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+	kvt_worker_open(&worker, model_name, 1);
+	for (uint32_t i = 0; i < sizeof cases / sizeof cases[0]; i += KVT_EVERY) {
 		run_audit_case(&worker, &cases[i], &report);
 		assert_true(report.lost_mass > 0.0 && report.output_error > 0.0);
 		assert_true(report.recall / (double)report.recalls < 1.0);
@@ -308,7 +308,7 @@ static void nothing_is_lost_where_the_budget_covers_everything(void **state)
 	struct gw_report report;
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	run_audit_case(&worker, &all, &report);
 	assert_true(fabs(report.lost_mass_estimated / (double)report.estimates) < 1e-6);
 	assert_true(fabs(report.lost_mass / (double)report.audits) < 1e-6);
@@ -325,7 +325,7 @@ static void more_budget_and_the_estimate_help(void **state)
 	double lost[4], error[4], recall[4];
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	for (uint32_t i = 0; i < 4; i++) {
 		const struct audit_case c = {600, 40, 64, 96, 16, i < 3 ? 32u << i : 64u, i < 3 ? 1 : 0};
 
@@ -358,7 +358,7 @@ static void lookups_are_counted_for_their_sequence(void **state)
 	struct gw_cache_stats sum = {0}, all;
 
 	(void)state;
-	kvt_worker_open(&worker, model_name, 2);
+	kvt_worker_open(&worker, model_name, 1);
 	kvt_store_open(&worker, 0);
 	worker.options.cache_bytes = 150000;
 	pipeline = kvt_pipeline_open(&worker);
