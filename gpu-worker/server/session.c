@@ -28,7 +28,8 @@ struct gw_session {
 	void *scratch;           /* of the sampler */
 	float *logits;           /* [vocabulary], backend memory */
 	enum gw_finish finish;
-	int digest, resumed, keep;
+	int digest, resumed;
+	int keep;                /* closing leaves the sequence to be resumed */
 	uint32_t have_tokens;
 	crypto_generichash_state digest_state;
 	float *margins;          /* [max_tokens + 1], with `digest`: of each pick */
@@ -60,6 +61,23 @@ static enum kv_status pack(struct gw_session *session, const struct gw_session_r
 	return KV_OK;
 }
 
+/* As many texts as it says, each of them terminated: others wrote it. */
+static enum kv_status check_stops(const struct parameters *p)
+{
+	size_t at = 0;
+
+	for (uint32_t i = 0; i < p->stop_count; i++) {
+		const char *end =
+			at < MAX_STOP_BYTES_ALL ? memchr(p->stops + at, '\0', MAX_STOP_BYTES_ALL - at) : NULL;
+
+		if (i == GW_MAX_STOPS || end == NULL)
+			return kv_fail(KV_CORRUPT, "stored parameters name %u stop texts and do not hold them",
+				p->stop_count);
+		at = (size_t)(end - p->stops) + 1;
+	}
+	return KV_OK;
+}
+
 static enum kv_status unpack(struct gw_session *session, const struct kvc_resume_state *state)
 {
 	struct parameters *p = &session->parameters;
@@ -69,11 +87,10 @@ static enum kv_status unpack(struct gw_session *session, const struct kvc_resume
 		return kv_fail(KV_CORRUPT, "stored parameters have %zu bytes", state->parameter_bytes);
 	memset(p, 0, sizeof *p);
 	memcpy(p, state->parameters, state->parameter_bytes);
-	if (p->version != PARAMETER_VERSION || p->stop_count > GW_MAX_STOPS ||
-		p->stops[MAX_STOP_BYTES_ALL - 1] != '\0')
+	if (p->version != PARAMETER_VERSION)
 		return kv_fail(KV_CORRUPT, "stored parameters are of version %u, this worker knows %d",
 			p->version, PARAMETER_VERSION);
-	return KV_OK;
+	return check_stops(p);
 }
 
 /* Memory and state that depend on the parameters. */
@@ -140,12 +157,13 @@ static enum kv_status show(struct gw_session *session, int32_t token)
 	return KV_OK;
 }
 
-static enum kv_status open_resumed(struct gw_session *session, const char *id, uint32_t max_tokens)
+static enum kv_status open_resumed(struct gw_session *session, const char *id)
 {
 	struct kvc_resume_state state = {0};
 
-	KV_TRY(gw_sequence_resume(session->pipeline, id, max_tokens, &session->sequence, &state));
-	session->resumed = 1;
+	/* What fails here may succeed elsewhere. */
+	session->keep = session->resumed = 1;
+	KV_TRY(gw_sequence_resume(session->pipeline, id, 0, &session->sequence, &state));
 	KV_TRY(unpack(session, &state));
 	if (state.decoded_tokens > session->parameters.max_tokens)
 		return kv_fail(KV_CORRUPT, "sequence %s has %u decoded tokens of %u", id,
@@ -157,6 +175,7 @@ static enum kv_status open_resumed(struct gw_session *session, const char *id, u
 		return kv_fail(KV_CORRUPT, "sequence %s has no sampler state", id);
 	for (uint32_t i = 0; i < state.decoded_tokens; i++)
 		KV_TRY(show(session, state.decoded[i]));
+	session->keep = 0;
 	return KV_OK;
 }
 
@@ -174,9 +193,8 @@ enum kv_status gw_session_open(struct gw_pipeline *pipeline, const struct gw_tok
 	made->digest = request->digest;
 	made->have_tokens = request->have_tokens;
 	crypto_generichash_init(&made->digest_state, NULL, 0, 32);
-	status = request->resume_id != NULL
-		? open_resumed(made, request->resume_id, request->max_tokens)
-		: open_new(made, request);
+	status = request->resume_id != NULL ? open_resumed(made, request->resume_id)
+	                                    : open_new(made, request);
 	if (status != KV_OK) {
 		gw_session_close(made);
 		return status;
@@ -188,13 +206,10 @@ enum kv_status gw_session_open(struct gw_pipeline *pipeline, const struct gw_tok
 void gw_session_close(struct gw_session *session)
 {
 	const struct gw_pipeline_options *o;
-	int unfinished;
 
 	if (session == NULL) return;
 	o = gw_pipeline_options(session->pipeline);
-	/* What failed here may be finished by another worker. */
-	unfinished = session->finish == GW_FINISH_ERROR || session->keep;
-	gw_sequence_close(session->sequence, unfinished);
+	gw_sequence_close(session->sequence, session->keep);
 	gw_stream_decoder_destroy(session->decoder);
 	if (session->logits != NULL) o->ops->buffer_destroy(o->backend, session->logits);
 	kv_free(session->allocator, session->margins);
@@ -218,9 +233,11 @@ struct gw_sequence *gw_session_sequence(struct gw_session *session)
 	return session->sequence;
 }
 
+/* What failed here may be finished by another worker; what was given up is wanted by nobody. */
 static enum kv_status fail(struct gw_session *session, enum kv_status status)
 {
 	session->finish = GW_FINISH_ERROR;
+	session->keep = session->keep || status != KV_CANCELLED;
 	return status;
 }
 

@@ -22,7 +22,8 @@ enum gw_finish { GW_RUNNING, GW_FINISH_STOP, GW_FINISH_LENGTH, GW_FINISH_ERROR }
 
 struct gw_session_request {
 	const char *sequence_id;   /* NULL: the store chooses */
-	const char *resume_id;     /* NULL: a new sequence; else tokens and sampling are the stored ones */
+	const char *resume_id;     /* NULL: a new sequence; else tokens, sampling and stop texts are the
+	                              stored ones */
 	const int32_t *tokens;
 	uint32_t token_count, max_tokens;
 	struct gw_sampler_options sampling;
@@ -39,7 +40,8 @@ enum kv_status gw_session_open(struct gw_pipeline *pipeline, const struct gw_tok
 	const struct gw_session_request *request, struct gw_session **session);
 void gw_session_close(struct gw_session *session);
 
-/* Closing shall leave the sequence for others to resume, as closing a failed one does. */
+/* Closing shall leave the sequence for others to resume, as closing a failed one does, and one that
+ * could not be taken over. */
 void gw_session_keep(struct gw_session *session);
 
 const char *gw_session_id(const struct gw_session *session);
