@@ -54,11 +54,6 @@ static void digest_policy(struct gw_pipeline *pipeline)
 	crypto_generichash_final(&state, pipeline->policy_digest, sizeof pipeline->policy_digest);
 }
 
-void gw_pipeline_policy_digest(const struct gw_pipeline *pipeline, uint8_t digest[32])
-{
-	memcpy(digest, pipeline->policy_digest, sizeof pipeline->policy_digest);
-}
-
 static enum kv_status create_cache(struct gw_pipeline *pipeline)
 {
 	const struct gw_pipeline_options *o = &pipeline->options;
@@ -100,11 +95,10 @@ static enum kv_status create_rows(struct gw_pipeline *pipeline)
 		rows * shape->heads * shape->head_dim * sizeof(float), &memory));
 	pipeline->attention = memory;
 	pipeline->positions = kv_alloc_array(o->allocator, rows, sizeof *pipeline->positions);
-	pipeline->own = kv_alloc_array(o->allocator, shape->kv_heads, sizeof *pipeline->own);
 	pipeline->selections = kv_alloc_array_zero(o->allocator,
 		(size_t)o->max_batch * shape->kv_heads, sizeof *pipeline->selections);
 	pipeline->rows = kv_alloc_array_zero(o->allocator, o->max_batch, sizeof *pipeline->rows);
-	if (!pipeline->positions || !pipeline->own || !pipeline->selections || !pipeline->rows)
+	if (!pipeline->positions || !pipeline->selections || !pipeline->rows)
 		return KV_NO_MEMORY;
 	return KV_OK;
 }
@@ -176,7 +170,6 @@ void gw_pipeline_destroy(struct gw_pipeline *pipeline)
 	if (pipeline->qkv != NULL) o->ops->buffer_destroy(o->backend, pipeline->qkv);
 	if (pipeline->attention != NULL) o->ops->buffer_destroy(o->backend, pipeline->attention);
 	kv_free(o->allocator, pipeline->positions);
-	kv_free(o->allocator, (void *)(uintptr_t)pipeline->own);
 	kv_free(o->allocator, pipeline->selections);
 	kv_free(o->allocator, pipeline->rows);
 	kv_free(o->allocator, pipeline);

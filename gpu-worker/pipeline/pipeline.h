@@ -47,13 +47,10 @@ void gw_pipeline_destroy(struct gw_pipeline *pipeline);
 void gw_pipeline_layout(const struct gw_model_shape *shape, const struct gw_policy_options *policy,
 	enum kn_kv_type kv_type, struct kvw_model_layout *layout);
 
-/* What the store knows these key/values by: the model file's digest, how exactly it is computed, and
- * the layout. Workers of one file with other options share nothing, and so get along. */
+/* What the store knows these key/values by: the model file's digest, how exactly it is computed,
+ * and the layout. Workers of one file with other options share nothing, and so get along. */
 void gw_pipeline_model_id(const uint8_t file[32], enum kn_precision precision,
 	const struct kvw_model_layout *layout, uint8_t id[32]);
-
-/* BLAKE2b-256 over everything that changes approximate key/values. */
-void gw_pipeline_policy_digest(const struct gw_pipeline *pipeline, uint8_t digest[32]);
 
 struct gw_sequence_request {
 	const char *id;                    /* NULL: the store chooses */

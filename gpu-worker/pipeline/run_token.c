@@ -171,7 +171,7 @@ static enum kv_status attach(struct gw_sequence *sequence)
 	return kvc_sequence_check(sequence->stored);
 }
 
-/* From the list where it is whole, else from the prompt; folds come at the same counts as before. */
+/* From the list where it is whole, else from the prompt; folds come at the same counts. */
 enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits)
 {
 	struct gw_sequence *batch[1] = {sequence};

@@ -79,7 +79,6 @@ struct gw_pipeline {
 	/* Activations of one call: chunk rows in prefill, max_batch in decode. */
 	float *x, *qkv, *attention;
 	uint32_t *positions;
-	const uint8_t **own;            /* [kv_heads] */
 };
 
 /* segmentation.c */
@@ -144,7 +143,8 @@ enum kv_status gw_attach_known(const struct gw_sequence *sequence, uint32_t *tok
  * run? It is not when a worker died before its first commit, when nothing is to be run, or when
  * entries were evicted: the window must be there. */
 int gw_attach_whole(const struct gw_sequence *sequence);
-/* Go on from the prompt: forget list entries that are not its own. The next commit replaces them. */
+/* Go on from the prompt: forget list entries that are not its own. The next commit takes their
+ * places. */
 void gw_attach_prompt_only(struct gw_sequence *sequence);
 
 /* fetch.c: a round of lookups, one fetch, and the attention jobs that they are for. */

@@ -201,8 +201,8 @@ static enum kv_status split_address(const char *listen, char host[96], const cha
 	for (const char *at = *port; *at != '\0'; at++)
 		if (*at < '0' || *at > '9') valid = false;
 	if (!valid || strlen(*port) > 5 || strtoul(*port, NULL, 10) > UINT16_MAX)
-		return kv_fail(KV_INVALID, "--listen \"%s\": the port must be a number from 0 to %d", listen,
-		    UINT16_MAX);
+		return kv_fail(KV_INVALID, "--listen \"%s\": the port must be a number from 0 to %d",
+		    listen, UINT16_MAX);
 	return KV_OK;
 }
 

@@ -1,4 +1,5 @@
-/* One answer: a sequence with its sampler, its text and its end. Used by `generate` and by the server.
+/* One answer: a sequence with its sampler, its text and its end. Used by `generate` and by the
+ * server.
  *
  *     open → start (prefill, or replay of a resumed one) → next … next → result → close
  */
@@ -30,9 +31,9 @@ struct gw_session_request {
 	const char *const *stops;
 	unsigned stop_count;
 	int ignore_end;            /* go on after an end token */
-	uint32_t have_tokens;      /* the answer's first tokens, whose text gw_session_take leaves out */
-	int digest;                /* BLAKE2b-256 of all logits that tokens were picked from, and how far
-	                              the best was from the next each time */
+	uint32_t have_tokens;      /* the answer's first tokens, which gw_session_take leaves out */
+	int digest;                /* BLAKE2b-256 of all logits that tokens were picked from, and how
+	                              far the best was from the next each time */
 };
 
 /* All memory of the answer is taken here; the id is known afterwards. */
