@@ -1,4 +1,5 @@
-/* The commands of gpu-worker. Each returns when its work is done; the caller makes the exit code. */
+/* The commands of gpu-worker. Each returns when its work is done; the caller makes the exit
+ * code. */
 #ifndef GW_COMMANDS_COMMANDS_H
 #define GW_COMMANDS_COMMANDS_H
 

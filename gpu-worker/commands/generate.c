@@ -5,33 +5,20 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
-#include "common/runtime/progress.h"
 #include "gpu-worker/commands/commands.h"
 #include "gpu-worker/commands/output.h"
 #include "gpu-worker/commands/report.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/session.h"
 
-static void show_prefill(void *context, uint64_t done, uint64_t total)
-{
-	(void)total;
-	kv_progress_update(context, done);
-}
-
 static enum kv_status prefill(const struct gw_settings *s, struct gw_worker *worker,
 	struct gw_session *session)
 {
-	const struct gw_sequence *sequence = gw_session_sequence(session);
-	uint32_t tokens = gw_sequence_prompt_tokens(sequence) - gw_sequence_prefix_hit(sequence);
-	struct kv_progress_settings shown = {.title = "prefill", .unit = "layer-tokens", .fd = 2};
 	struct kv_progress *progress = NULL;
 	enum kv_status status;
 
-	shown.total = (uint64_t)tokens * gw_model_shape(worker->model)->layers;
-	shown.mode = s->json ? KV_PROGRESS_OFF : KV_PROGRESS_AUTO;
-	if (tokens < s->chunk) shown.mode = KV_PROGRESS_OFF;
-	KV_TRY(kv_progress_create(worker->allocator, &shown, &progress));
-	status = gw_session_start(session, show_prefill, progress);
+	KV_TRY(gw_prefill_progress(s, worker, gw_session_sequence(session), &progress));
+	status = gw_session_start(session, gw_show_progress, progress);
 	kv_progress_finish(progress);
 	return status;
 }

@@ -3,43 +3,21 @@
 #include <math.h>
 #include <stdio.h>
 
-#include "common/runtime/progress.h"
 #include "gpu-worker/commands/commands.h"
 #include "gpu-worker/commands/output.h"
 #include "gpu-worker/commands/report.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/session.h"
 
-static double nll_of(const float *logits, uint32_t vocabulary, int32_t token)
-{
-	double most = (double)logits[0], sum = 0.0;
-
-	for (uint32_t i = 1; i < vocabulary; i++)
-		most = (double)logits[i] > most ? (double)logits[i] : most;
-	for (uint32_t i = 0; i < vocabulary; i++)
-		sum += exp((double)logits[i] - most);
-	return most + log(sum) - (double)logits[token];
-}
-
-static void show(void *context, uint64_t done, uint64_t total)
-{
-	(void)total;
-	kv_progress_update(context, done);
-}
-
 /* Prefill under a progress display. */
 static enum kv_status run_prompt(const struct gw_settings *s, struct gw_worker *worker,
 	struct gw_sequence *sequence, float *logits, double *mean_nll)
 {
-	struct kv_progress_settings shown = {.title = "prefill", .unit = "layer-tokens", .fd = 2};
 	struct kv_progress *progress = NULL;
 	enum kv_status status;
 
-	shown.total = (uint64_t)gw_sequence_prompt_tokens(sequence) *
-		gw_model_shape(worker->model)->layers;
-	shown.mode = s->json ? KV_PROGRESS_OFF : KV_PROGRESS_AUTO;
-	KV_TRY(kv_progress_create(worker->allocator, &shown, &progress));
-	status = gw_run_prompt(sequence, logits, mean_nll, show, progress);
+	KV_TRY(gw_prefill_progress(s, worker, sequence, &progress));
+	status = gw_run_prompt(sequence, logits, mean_nll, gw_show_progress, progress);
 	kv_progress_finish(progress);
 	return status;
 }
@@ -64,7 +42,7 @@ static enum kv_status teach(const struct gw_settings *s, struct gw_worker *worke
 		KV_TRY_GOTO(status, gw_sequence_accept(sequence, next[0], NULL, 0), done);
 		KV_TRY_GOTO(status, gw_run_token(worker->pipeline, &sequence, 1, logits, &failure), done);
 		KV_TRY_GOTO(status, failure, done);
-		*nll += nll_of(logits, vocabulary, next[1]);
+		*nll += gw_token_nll(logits, vocabulary, next[1]);
 		kv_progress_update(progress, i + 1);
 	}
 done:
@@ -115,8 +93,9 @@ enum kv_status gw_command_perplexity(const struct gw_settings *s, struct kv_allo
 	KV_TRY(gw_worker_open(s, allocator, NULL, &worker));
 	KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->file, &ids, &count), done);
 	if (count < (uint64_t)s->prefill + s->decode + 1) {
-		status = kv_fail(KV_INVALID, "the text has %u tokens; --prefill %u and --decode %u need %llu",
-			count, s->prefill, s->decode, (unsigned long long)s->prefill + s->decode + 1);
+		status = kv_fail(KV_INVALID,
+			"the text has %u tokens; --prefill %u and --decode %u need %llu", count, s->prefill,
+			s->decode, (unsigned long long)s->prefill + s->decode + 1);
 		goto done;
 	}
 	logits = kv_alloc_array(allocator, gw_model_shape(worker.model)->vocabulary, sizeof *logits);
@@ -191,7 +170,8 @@ enum kv_status gw_command_logits(const struct gw_settings *s, struct kv_allocato
 	enum kv_status status;
 
 	KV_TRY(gw_worker_open(s, allocator, "full", &worker));
-	KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->prompt_file, &ids, &request.token_count), done);
+	KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->prompt_file, &ids, &request.token_count),
+		done);
 	logits = kv_alloc_array(allocator, gw_model_shape(worker.model)->vocabulary, sizeof *logits);
 	if (logits == NULL) {
 		status = KV_NO_MEMORY;

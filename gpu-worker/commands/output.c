@@ -23,8 +23,8 @@ void gw_print_report(FILE *file, const json_t *report)
 	double prompt = number(report, "prompt_tokens"), hit = number(report, "prefix_hit_tokens");
 	double prefill = number(report, "prefill_seconds"), per_token = number(report, "ms_per_token");
 
-	fprintf(file, "prompt %.0f tokens, %.0f of them found in the store; prefill %.2f s", prompt, hit,
-		prefill);
+	fprintf(file, "prompt %.0f tokens, %.0f of them found in the store; prefill %.2f s", prompt,
+		hit, prefill);
 	if (prefill > 0.0) fprintf(file, " (%.0f tokens/s)", (prompt - hit) / prefill);
 	if (per_token > 0.0)
 		fprintf(file, "; decode %.2f ms/token (%.1f tokens/s)", per_token, 1e3 / per_token);
@@ -40,4 +40,21 @@ void gw_print_report(FILE *file, const json_t *report)
 		json_string_value(json_object_get(report, "sequence")),
 		json_string_value(json_object_get(report, "policy")),
 		json_string_value(json_object_get(report, "transport")));
+}
+
+void gw_show_progress(void *progress, uint64_t done, uint64_t total)
+{
+	(void)total;
+	kv_progress_update(progress, done);
+}
+
+enum kv_status gw_prefill_progress(const struct gw_settings *s, const struct gw_worker *worker,
+	const struct gw_sequence *sequence, struct kv_progress **progress)
+{
+	uint32_t tokens = gw_sequence_prompt_tokens(sequence) - gw_sequence_prefix_hit(sequence);
+	struct kv_progress_settings shown = {.title = "prefill", .unit = "layer-tokens", .fd = 2};
+
+	shown.total = (uint64_t)tokens * gw_model_shape(worker->model)->layers;
+	shown.mode = s->json || tokens < s->chunk ? KV_PROGRESS_OFF : KV_PROGRESS_AUTO;
+	return kv_progress_create(worker->allocator, &shown, progress);
 }

@@ -59,7 +59,8 @@ static const struct kv_option options[] = {
 	NUMBER("threads", threads, "0", "threads", "Compute threads; 0: one for each CPU.", WORKING, 0,
 		256),
 	WORD("cpu-level", cpu_level, "auto", level_words, "Highest CPU instructions to use.", WORKING),
-	NUMBER("chunk", chunk, "512", "tokens", "Prompt tokens computed in one call.", WORKING, 1, 4096),
+	NUMBER("chunk", chunk, "512", "tokens", "Prompt tokens computed in one call.", WORKING, 1,
+		4096),
 
 	{.name = "store", .kind = KV_OPTION_STRING, .offset = AT(store), .default_text = "none",
 		.unit = "unix:PATH|none", .group = "Store", .commands = DECODING,
@@ -122,8 +123,8 @@ static const struct kv_option options[] = {
 	FLAG("parse-special", parse_special,
 		"Text of special tokens in the input becomes those tokens.",
 		GW_GENERATE | GW_LOGITS | GW_TOKENIZE | GW_PERPLEXITY),
-	NUMBER("max-tokens", max_tokens, "128", "tokens", "Tokens to generate, at most.", GW_GENERATE, 1,
-		CONTEXT_LIMIT),
+	NUMBER("max-tokens", max_tokens, "128", "tokens", "Tokens to generate, at most.", GW_GENERATE,
+		1, CONTEXT_LIMIT),
 	FLAG("ignore-end", ignore_end, "Go on after an end token.", GW_GENERATE),
 	{.name = "temperature", .kind = KV_OPTION_DOUBLE, .offset = AT(temperature),
 		.default_text = "0", .help = "0 takes the likeliest token.", .commands = GW_GENERATE,
@@ -137,7 +138,8 @@ static const struct kv_option options[] = {
 	STRING("stop", stop, NULL, "TEXT", "End the answer before this text.", GW_GENERATE),
 	STRING("sequence", sequence, NULL, "ID", "Name the sequence, so that it can be resumed.",
 		GW_GENERATE),
-	STRING("resume", resume, NULL, "ID", "Go on with a sequence whose worker died.", GW_GENERATE),
+	STRING("resume", resume, NULL, "ID", "Go on with a sequence whose worker died; prompt and sampling are the stored ones.",
+		GW_GENERATE),
 	FLAG("logits-digest", logits_digest,
 		"Report a digest of all logits, and how far the best was from the next.", GW_GENERATE),
 	FLAG("audit", audit, "Also compute full attention, and report what was lost.",
@@ -180,8 +182,8 @@ static enum kv_status validate(const void *opaque)
 	const struct gw_settings *s = opaque;
 
 	if (s->precision == 1 && s->kv_type == 1)
-		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 key/values; "
-			"leave --kv-type out");
+		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 "
+			"key/values; leave --kv-type out");
 	if (s->on_miss == 1)
 		return kv_fail(KV_INVALID, "--on-miss estimate is not part of this version; use wait");
 	if (s->transport != NULL && strcmp(s->transport, "auto") != 0 &&
@@ -189,8 +191,9 @@ static enum kv_status validate(const void *opaque)
 		strncmp(s->transport, "faulty-", 7) != 0)
 		return kv_fail(KV_INVALID, "--transport %s: must be auto, ucx or map", s->transport);
 	if (s->resume != NULL && s->sequence != NULL)
-		return kv_fail(KV_INVALID, "--resume %s with --sequence %s: a resumed sequence keeps its id",
-			s->resume, s->sequence);
+		return kv_fail(KV_INVALID,
+			"--resume %s with --sequence %s: a resumed sequence keeps its id", s->resume,
+			s->sequence);
 	return KV_OK;
 }
 

@@ -8,8 +8,8 @@
 #include <unistd.h>
 
 #include "common/base/log.h"
-#include "common/runtime/progress.h"
 #include "gpu-worker/commands/load_text.h"
+#include "gpu-worker/commands/output.h"
 
 enum { INPUT_LIMIT = 64 << 20 };
 
@@ -46,14 +46,8 @@ static enum kv_status recency_of(const char *text, uint32_t *recency)
 			return KV_OK;
 		}
 	}
-	return kv_fail(KV_INVALID, "--cache-policy \"%s\": must be clock, or recency:R with R from 1 to "
-		"1000", text);
-}
-
-static void show_packing(void *context, uint64_t done, uint64_t total)
-{
-	(void)total;
-	kv_progress_update(context, done);
+	return kv_fail(KV_INVALID,
+		"--cache-policy \"%s\": must be clock, or recency:R with R from 1 to 1000", text);
 }
 
 static uint32_t larger(uint32_t a, uint32_t b)
@@ -95,7 +89,7 @@ static enum kv_status open_model(struct gw_worker *worker, const struct gw_gguf 
 	options.stream = worker->stream;
 	options.precision = s->precision == 1 ? KN_PRECISION_FP32 : KN_PRECISION_DEFAULT;
 	options.max_rows = larger(s->chunk, KN_MAX_DECODE_ROWS);
-	options.progress = show_packing;
+	options.progress = gw_show_progress;
 	options.progress_context = progress;
 	status = gw_model_open(file, &options, &worker->model);
 	kv_progress_finish(progress);
@@ -262,10 +256,15 @@ enum kv_status gw_read_file(struct kv_allocator *allocator, const char *path, si
 	if (file == NULL) return kv_fail(KV_IO, "%s: %s", path, strerror(errno));
 	buffer = kv_alloc(allocator, capacity + 1);
 	if (buffer == NULL) status = KV_NO_MEMORY;
-	while (status == KV_OK && (used += fread(buffer + used, 1, capacity - used, file)) == capacity) {
-		grown = capacity < limit ? kv_realloc(allocator, buffer, capacity * 2 + 1) : NULL;
-		if (grown == NULL) {
+	while (status == KV_OK &&
+		(used += fread(buffer + used, 1, capacity - used, file)) == capacity) {
+		if (capacity >= limit) {
 			status = kv_fail(KV_LIMIT, "%s: larger than %zu bytes", path, limit);
+			break;
+		}
+		grown = kv_realloc(allocator, buffer, capacity * 2 + 1);
+		if (grown == NULL) {
+			status = KV_NO_MEMORY;
 			break;
 		}
 		buffer = grown;

@@ -33,8 +33,9 @@ struct gw_worker {
 /* Everything. `policy` overrides --policy when not NULL (measuring commands). */
 enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allocator *allocator,
 	const char *policy, struct gw_worker *worker);
-/* The same in two steps. prepare: everything but store and pipeline. connect: these, in the thread that
- * will use them; may be tried again after a failure. disconnect: undo connect, in the same thread. */
+/* The same in two steps. prepare: everything but store and pipeline. connect: these, in the thread
+ * that will use them; may be tried again after a failure. disconnect: undo connect, in the same
+ * thread. */
 enum kv_status gw_worker_prepare(const struct gw_settings *settings,
 	struct kv_allocator *allocator, const char *policy, struct gw_worker *worker);
 enum kv_status gw_worker_connect(struct gw_worker *worker, uint64_t wait_ms);

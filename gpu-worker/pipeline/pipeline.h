@@ -85,6 +85,9 @@ uint32_t gw_sequence_prefix_hit(const struct gw_sequence *sequence);
 enum kv_status gw_run_prompt(struct gw_sequence *sequence, float *logits, double *mean_nll,
 	gw_progress *progress, void *progress_context);
 
+/* Negative log likelihood of a token under logits[vocabulary]. */
+double gw_token_nll(const float *logits, uint32_t vocabulary, int32_t token);
+
 /* Make gw_run_prompt end with KV_CANCELLED at the next chunk: for its progress callback. */
 void gw_sequence_cancel(struct gw_sequence *sequence);
 

@@ -351,7 +351,7 @@ enum kv_status gw_prompt_commit(struct gw_prompt_run *run)
 	return status;
 }
 
-static double row_nll(const float *logits, uint32_t vocabulary, int32_t token)
+double gw_token_nll(const float *logits, uint32_t vocabulary, int32_t token)
 {
 	double sum = 0.0, most = (double)logits[0];
 
@@ -382,7 +382,7 @@ static enum kv_status mean_nll_of(struct gw_prompt_run *run, double *mean_nll)
 
 		KV_TRY(gw_model_logits(run->model, gw_prompt_residual(run, at), count, run->logits));
 		for (uint32_t i = 0; i < count; i++)
-			sum += row_nll(run->logits + (size_t)i * run->shape->vocabulary,
+			sum += gw_token_nll(run->logits + (size_t)i * run->shape->vocabulary,
 				run->shape->vocabulary, sequence->tokens[at + i + 1]);
 	}
 	*mean_nll = sum / last;
