@@ -90,28 +90,25 @@ static enum kv_status check_open(const struct kvc_open_request *request)
 	return KV_OK;
 }
 
-static enum kv_status end_opening(
-    struct kvc_sequence *created, enum kv_status status, struct kvc_sequence **sequence)
+static enum kv_status finish_opening(
+    struct kvc_sequence *created, struct kvc_sequence **sequence)
 {
-	if (status == KV_OK) {
-		kv_list_push_back(&created->store->sequences, &created->node);
-		*sequence = created;
-		return KV_OK;
-	}
-	created->store->backend->close(created, false);
-	kvc_sequence_destroy(created);
-	return status;
+	kv_list_push_back(&created->store->sequences, &created->node);
+	*sequence = created;
+	return KV_OK;
 }
 
-/* Run `close` without losing the text of the failure that led there. */
-static enum kv_status fail_opening(struct kvc_sequence *created, enum kv_status status)
+/* Give a half-opened sequence up without losing the text of the failure that led there. `keep`: it was
+ * there before, and others may still resume it. */
+static enum kv_status fail_opening(
+    struct kvc_sequence *created, bool keep, enum kv_status status)
 {
 	char text[512];
-	struct kvc_sequence *none = NULL;
 
 	strncpy(text, kv_error_message(), sizeof text - 1);
 	text[sizeof text - 1] = '\0';
-	end_opening(created, status, &none);
+	created->store->backend->close(created, keep);
+	kvc_sequence_destroy(created);
 	return kv_fail(status, "%s", text);
 }
 
@@ -124,8 +121,8 @@ enum kv_status kvc_sequence_open(
 	KV_TRY(check_open(request));
 	KV_TRY(kvc_sequence_create(store, &created));
 	status = store->backend->open(created, request);
-	if (status != KV_OK) return fail_opening(created, status);
-	return end_opening(created, KV_OK, sequence);
+	if (status != KV_OK) return fail_opening(created, false, status);
+	return finish_opening(created, sequence);
 }
 
 enum kv_status kvc_sequence_resume(struct kvc_store *store, const char *sequence_id,
@@ -139,9 +136,9 @@ enum kv_status kvc_sequence_resume(struct kvc_store *store, const char *sequence
 		return kv_fail(KV_INVALID, "a sequence to resume is named by its id");
 	KV_TRY(kvc_sequence_create(store, &created));
 	status = store->backend->resume(created, sequence_id, policy_digest, &found);
-	if (status != KV_OK) return fail_opening(created, status);
+	if (status != KV_OK) return fail_opening(created, true, status);
 	*state = found;
-	return end_opening(created, KV_OK, sequence);
+	return finish_opening(created, sequence);
 }
 
 static void drop_units(struct kvc_entry *entry)

@@ -448,13 +448,10 @@ static enum kv_status resumed_run(struct walk *walk)
 	return status;
 }
 
-/* Without a failure. The store's client gives a sequence up that it has no memory to take over. */
-static enum kv_status again(struct walk *walk, uint32_t which)
+/* Without a failure. */
+static enum kv_status again(struct walk *walk)
 {
-	enum kv_status status = walk->resume ? resumed_run(walk) : whole_run(walk);
-
-	if (walk->resume && which == OF_THE_STORE && status == KV_NOT_FOUND) return whole_run(walk);
-	return status;
+	return walk->resume ? resumed_run(walk) : whole_run(walk);
 }
 
 /* One attempt in a fresh store and pipeline, where the n-th allocation of one of the allocators
@@ -487,7 +484,7 @@ static int attempt(struct walk *walk, uint32_t which, uint64_t n)
 		if (status != KV_NO_MEMORY)
 			fail_msg("allocator %u at %llu: status %d, \"%s\"", which, (unsigned long long)n,
 			    (int)status, kv_error_message());
-		assert_int_equal(again(walk, which), KV_OK);
+		assert_int_equal(again(walk), KV_OK);
 	}
 	/* The last row again, to rounding: a prefix may have been stored meanwhile. */
 	for (uint32_t i = 0; i < walk->expected.vocabulary; i++)
