@@ -202,52 +202,5 @@ ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block, 
 	block->sum[row] = low + high;
 }
 
-static void panel_avx512(
-    const float *x, size_t x_stride, uint32_t rows, uint32_t columns, struct kn_panel_block *panel)
-{
-	for (uint32_t b = 0; b < columns / KN_BLOCK_COLUMNS; b++) {
-		if (rows < KN_PANEL_ROWS) memset(&panel[b], 0, sizeof panel[b]);
-		for (uint32_t n = 0; n < rows; n++)
-			quantise_block(x + x_stride * n + KN_BLOCK_COLUMNS * (size_t)b, &panel[b], n);
-	}
-}
-
-#define DEFINE_KERNEL(format, rows)                                                                \
-	static void tile_##format##_##rows(                                                            \
-	    const uint8_t *tile, uint32_t blocks, const struct kn_panel_block *panel, float *out)      \
-	{                                                                                              \
-		run_tile(KN_TILE_##format, rows, tile, blocks, panel, out);                                \
-	}
-#define DEFINE_KERNELS(format)                                                                     \
-	DEFINE_KERNEL(format, 1)                                                                       \
-	DEFINE_KERNEL(format, 2)                                                                       \
-	DEFINE_KERNEL(format, 4)                                                                       \
-	DEFINE_KERNEL(format, 8)
-#define DEFINE_F32(rows)                                                                           \
-	static void tile_f32_##rows(                                                                   \
-	    const float *tile, uint32_t columns, const float *x, size_t x_stride, float *out)          \
-	{                                                                                              \
-		run_tile_f32(rows, tile, columns, x, x_stride, out);                                       \
-	}
-#define LIST_KERNELS(format)                                                                       \
-	{                                                                                              \
-		tile_##format##_1, tile_##format##_2, tile_##format##_4, tile_##format##_8                 \
-	}
-
-DEFINE_KERNELS(P4M)
-DEFINE_KERNELS(P4S)
-DEFINE_KERNELS(P5S)
-DEFINE_KERNELS(P5M)
-DEFINE_KERNELS(P6S)
-DEFINE_KERNELS(P8S)
-DEFINE_F32(1)
-DEFINE_F32(2)
-DEFINE_F32(4)
-DEFINE_F32(8)
-
-const struct kn_matmul_kernels kn_matmul_avx512 = {
-    .tile = {LIST_KERNELS(P4M), LIST_KERNELS(P4S), LIST_KERNELS(P5S), LIST_KERNELS(P5M),
-        LIST_KERNELS(P6S), LIST_KERNELS(P8S)},
-    .tile_f32 = {tile_f32_1, tile_f32_2, tile_f32_4, tile_f32_8},
-    .panel = panel_avx512,
-};
+#define KERNELS kn_matmul_avx512
+#include "kernels/cpu/matmul_table.h"
