@@ -20,14 +20,14 @@ void gw_round_destroy(struct gw_pipeline *pipeline)
 	*round = (struct gw_round){0};
 }
 
-static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t per_row, size_t staging)
+static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t spans, size_t staging)
 {
 	struct kv_allocator *allocator = pipeline->options.allocator;
 	struct gw_round *round = &pipeline->round;
 	size_t rows = pipeline->options.max_batch;
 	void *memory = NULL;
 
-	round->span_capacity = round->read_capacity = per_row * (uint32_t)rows;
+	round->span_capacity = round->read_capacity = spans;
 	round->jobs = kv_alloc_array(allocator, rows * pipeline->shape->kv_heads, sizeof *round->jobs);
 	round->spans = kv_alloc_array(allocator, round->span_capacity, sizeof *round->spans);
 	round->reads = kv_alloc_array(allocator, round->read_capacity, sizeof *round->reads);
@@ -43,31 +43,39 @@ static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t per_ro
 }
 
 /* Spans of one row: sinks, window, and for each extent its pages, which may all lie apart. */
-static uint32_t spans_per_row(const struct gw_pipeline *pipeline, uint32_t clusters,
+static uint64_t spans_per_row(const struct gw_pipeline *pipeline, uint32_t clusters,
 	uint32_t tokens)
 {
-	return pipeline->shape->kv_heads * (2 + 2 * clusters + tokens / GW_CACHE_PAGE_ROWS + 1);
+	return pipeline->shape->kv_heads *
+		((uint64_t)2 * clusters + tokens / GW_CACHE_PAGE_ROWS + 3);
 }
 
 enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clusters,
 	uint32_t max_tokens)
 {
 	struct gw_round *round = &pipeline->round;
-	uint32_t per_row = spans_per_row(pipeline, max_clusters, max_tokens);
+	uint64_t spans = spans_per_row(pipeline, max_clusters, max_tokens) *
+		pipeline->options.max_batch;
 	size_t row = (size_t)pipeline->shape->kv_heads * max_tokens * pipeline->row_bytes;
 	size_t staging = row * pipeline->options.max_batch;
 	struct gw_round old, made;
 	enum kv_status status;
 
+	if (spans > UINT32_MAX)
+		return kv_fail(KV_LIMIT, "attention to %u clusters by %u sequences at once is too much; "
+			"raise --cluster-tokens or lower --max-batch", max_clusters,
+			pipeline->options.max_batch);
 	if (staging > staging_limit) staging = row > staging_limit ? row : staging_limit;
 	if (pipeline->cache == NULL) staging = 0;
-	if (round->jobs != NULL && round->span_capacity >= per_row * pipeline->options.max_batch &&
-		round->staging_bytes >= staging)
+	/* It only grows: sequences that were opened before count on what is there. */
+	if (spans < round->span_capacity) spans = round->span_capacity;
+	if (staging < round->staging_bytes) staging = round->staging_bytes;
+	if (round->jobs != NULL && round->span_capacity == spans && round->staging_bytes == staging)
 		return KV_OK;
 	/* Other sequences go on with the old one where this fails. */
 	old = *round;
 	*round = (struct gw_round){0};
-	status = round_create(pipeline, per_row, staging);
+	status = round_create(pipeline, (uint32_t)spans, staging);
 	made = *round;
 	*round = status == KV_OK ? old : made;
 	gw_round_destroy(pipeline);
