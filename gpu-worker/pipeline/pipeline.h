@@ -107,8 +107,9 @@ enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *co
 const char *gw_sequence_failure(const struct gw_sequence *sequence);
 
 /* After resume: run what the store's list does not hold, up to the last known token; logits
- * follow it. */
-enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits);
+ * follow it. Where that begins in the prompt, it is told and can be given up as gw_run_prompt. */
+enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits,
+	gw_progress *progress, void *progress_context);
 
 /* Sums over decode steps × clustered layers × KV heads (or query heads); divide by the counts. */
 struct gw_report {

@@ -172,7 +172,8 @@ static enum kv_status attach(struct gw_sequence *sequence)
 }
 
 /* From the list where it is whole, else from the prompt; folds come at the same counts. */
-enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits)
+enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits,
+	gw_progress *progress, void *progress_context)
 {
 	struct gw_sequence *batch[1] = {sequence};
 	enum kv_status failure = KV_OK;
@@ -180,7 +181,7 @@ enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits)
 	if (gw_attach_whole(sequence))
 		KV_TRY(attach(sequence));
 	else
-		KV_TRY(gw_run_prompt(sequence, logits, NULL, NULL, NULL));
+		KV_TRY(gw_run_prompt(sequence, logits, NULL, progress, progress_context));
 	while (sequence->kv_count < sequence->token_count) {
 		KV_TRY(gw_run_token(sequence->pipeline, batch, 1, logits, &failure));
 		KV_TRY(failure);

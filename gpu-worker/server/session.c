@@ -289,7 +289,7 @@ enum kv_status gw_session_start(struct gw_session *session, gw_progress *progres
 
 	if (session->finish != GW_RUNNING) return KV_OK;
 	status = session->resumed
-		? gw_sequence_replay(session->sequence, session->logits)
+		? gw_sequence_replay(session->sequence, session->logits, progress, context)
 		: gw_run_prompt(session->sequence, session->logits, NULL, progress, context);
 	if (status != KV_OK) return fail(session, status);
 	return gw_session_pick(session, session->logits);

@@ -441,7 +441,7 @@ static enum kv_status resumed_run(struct walk *walk)
 	struct gw_sequence *sequence = NULL;
 	enum kv_status status = gw_sequence_resume(walk->pipeline, "kept", 0, &sequence, &found);
 
-	if (status == KV_OK) status = gw_sequence_replay(sequence, walk->logits);
+	if (status == KV_OK) status = gw_sequence_replay(sequence, walk->logits, NULL, NULL);
 	if (status == KV_OK) status = steps(walk, sequence, found.decoded_tokens);
 	if (status == KV_OK) kvt_check_sequence(sequence);
 	gw_sequence_close(sequence, 1);

@@ -198,7 +198,9 @@ void kvt_talk_resume(struct kvt_talk *talk, struct gw_pipeline *pipeline,
 		assert_int_equal(state.sampler_bytes, sizeof talk->sampler.random);
 		memcpy(&talk->sampler.random, state.sampler_state, sizeof talk->sampler.random);
 	}
-	must(gw_sequence_replay(talk->sequence, kvt_talk_logits(talk, talk->count)), "replay");
+	must(gw_sequence_replay(
+	         talk->sequence, kvt_talk_logits(talk, talk->count), NULL, NULL),
+	    "replay");
 	pick(talk);
 }
 
