@@ -268,11 +268,14 @@ static void digest(struct gw_session *session, const float *logits, uint32_t voc
 enum kv_status gw_session_pick(struct gw_session *session, const float *logits)
 {
 	uint32_t vocabulary = gw_model_shape(gw_pipeline_options(session->pipeline)->model)->vocabulary;
+	uint32_t spoken = gw_tokenizer_vocabulary(session->tokenizer);
 	int32_t token;
 	enum kv_status status;
 
 	if (session->digest) digest(session, logits, vocabulary);
-	token = gw_sampler_pick(&session->sampler, logits, vocabulary, session->scratch);
+	/* Rows that only fill the model's table up have no text. */
+	token = gw_sampler_pick(&session->sampler, logits, spoken < vocabulary ? spoken : vocabulary,
+		session->scratch);
 	if (!session->parameters.ignore_end && gw_tokenizer_is_end(session->tokenizer, token)) {
 		session->finish = GW_FINISH_STOP;
 		return KV_OK;
