@@ -1,0 +1,520 @@
+/* What is wrong is refused, with an exit code and a sentence that says what, which and what to do:
+ * options, model files, prompts, and stores that are not there, full, or of another kind. */
+#include "tests/lib/trial.h"
+
+#include <signal.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "common/base/random.h"
+#include "common/transport/unix_socket.h"
+#include "gpu-worker/model/gguf.h"
+#include "gpu-worker/model/model.h"
+#include "gpu-worker/pipeline/pipeline.h"
+#include "kvstore/client/store_client.h"
+#include "proto/codec.h"
+
+#define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
+#define SMALL KV_TINY_MODELS "/tiny_tiny.gguf"
+
+enum { WORDS = 12, NAMED = 3, LIMIT_MS = 20000, FLIPS = 60, PROMPT = 1300, SMALL_CONTEXT = 64 };
+
+static struct trial trial;
+static struct store_fixture store;
+static struct serve_fixture worker;
+static pid_t other_store;
+
+/* Run gpu-worker; its standard error must name every one of `named`. */
+static void check_input(
+    const char *const *arguments, const char *input, int code, const char *const *named)
+{
+	struct trial_arguments all = {0};
+	const char *const program[] = {KV_GPU_WORKER, NULL};
+	struct process process;
+	char *errors;
+	int found;
+
+	trial_add(&all, program);
+	trial_add(&all, arguments);
+	assert_true(process_start(&process, all.all, input));
+	found = process_wait(&process, LIMIT_MS);
+	errors = process_errors(&process);
+	for (int i = 0; i < NAMED && named[i]; i++)
+		if (!strstr(errors, named[i]))
+			fail_msg("%s %s: no word of \"%s\":\n%s", arguments[0] ? arguments[0] : "",
+			    arguments[1] ? arguments[1] : "", named[i], errors);
+	if (found != code) fail_msg("exit code %d, expected %d:\n%s", found, code, errors);
+	free(errors);
+	process_deinit(&process);
+}
+
+static void check(const char *const *arguments, int code, const char *const *named)
+{
+	check_input(arguments, "1 2 3", code, named);
+}
+
+struct wrong {
+	const char *arguments[WORDS];
+	int code;
+	const char *named[NAMED];
+};
+
+/* A command with a model and a prompt, to which one thing is added that is wrong. */
+#define GENERATE "generate", "--model", MODEL, "--tokens-file", "-"
+
+static void options(void **state)
+{
+	static const struct wrong list[] = {
+	    {{NULL}, 2, {"COMMAND", "generate", "serve"}},
+	    {{"genrate"}, 2, {"genrate", "did you mean 'generate'"}},
+	    {{"generate"}, 2, {"model is required", "--model=VALUE", "--help"}},
+	    {{GENERATE, "--polcy", "full"}, 2, {"polcy", "did you mean 'policy'"}},
+	    {{GENERATE, "--policy", "quest"}, 1, {"quest", "clusterkv", "full"}},
+	    {{GENERATE, "--budget"}, 2, {"budget needs a value", "--budget=VALUE"}},
+	    {{GENERATE, "--budget", "0"}, 2, {"budget", "'0'", "1 to"}},
+	    {{GENERATE, "--budget", "many"}, 2, {"budget", "'many'", "whole number"}},
+	    {{GENERATE, "--budget", "32", "--sinks", "64"}, 1, {"--budget 32", "--sinks 64"}},
+	    {{GENERATE, "--cache", "12XB"}, 2, {"cache", "'12XB'", "64MiB"}},
+	    {{GENERATE, "--cache-policy", "lru"}, 1, {"--cache-policy", "\"lru\"", "recency:R"}},
+	    {{GENERATE, "--backend", "tpu"}, 1, {"\"tpu\"", "auto, cpu or cuda"}},
+	    {{GENERATE, "--transport", "pigeon"}, 2, {"--transport", "pigeon", "ucx or map"}},
+	    {{GENERATE, "--store", "tcp:host"}, 1, {"tcp:host", "unix:PATH"}},
+	    {{GENERATE, "--kv-type", "f8"}, 2, {"kv-type", "'f8'", "f16"}},
+	    {{GENERATE, "--precision", "fp32", "--kv-type", "f16"}, 2, {"--precision fp32", "leave"}},
+	    {{GENERATE, "--on-miss", "estimate"}, 2, {"--on-miss estimate", "wait"}},
+	    {{GENERATE, "--temperature", "-1"}, 2, {"temperature", "'-1'", "0 to 100"}},
+	    {{GENERATE, "--top-p", "1.5"}, 2, {"top-p", "'1.5'", "0 to 1"}},
+	    {{GENERATE, "--threads", "1000"}, 2, {"threads", "'1000'", "256"}},
+	    {{GENERATE, "--top", "5"}, 2, {"top", "logits", "generate"}},
+	    {{GENERATE, "--json", "more"}, 2, {"'more'", "one argument too many"}},
+	    {{GENERATE, "--resume", "a", "--sequence", "b"}, 2, {"--resume a", "--sequence b"}},
+	    {{GENERATE, "--resume", "nobody"}, 1, {"nobody", "not in the store"}},
+	    {{"serve", "--model", MODEL, "--listen", "127.0.0.1:99999"}, 1, {"127.0.0.1:99999"}},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		check(list[i].arguments, list[i].code, list[i].named);
+}
+
+static void prompts(void **state)
+{
+	static const struct wrong list[] = {
+	    {{"generate", "--model", MODEL}, 1, {"no input", "--prompt-file"}},
+	    {{"generate", "--model", MODEL, "--prompt-file", "no-such-file"}, 1, {"no-such-file"}},
+	    {{"generate", "--model", MODEL, "--prompt-file", "/dev/null"}, 1,
+	        {"empty", "at least one"}},
+	    {{GENERATE, "--max-tokens", "20000"}, 1, {"20000", "context is 16384", "shorten"}},
+	};
+	static const char *const texts[] = {"1 two 3", "1 2 99999", "1 -2"};
+	static const char *const named[][NAMED] = {
+	    {"two", "not a token id", "numbers"}, {"99999", "vocabulary"}, {"-2", "not a token id"}};
+	const char *const small[] = {"generate", "--model", SMALL, "--tokens-file", "-", NULL};
+	const char *const given[] = {GENERATE, NULL};
+	const char *const too_long[] = {"80 tokens", "context is 64", "shorten the prompt"};
+	int32_t *prompt = trial_prompt(&trial, 0, SMALL_CONTEXT + 16);
+	char *ids = trial_ids(prompt, SMALL_CONTEXT + 16, ",");
+
+	(void)state;
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		check(list[i].arguments, list[i].code, list[i].named);
+	for (size_t i = 0; i < 3; i++)
+		check_input(given, texts[i], 1, named[i]);
+	check_input(small, ids, 1, too_long);
+	free(ids);
+	free(prompt);
+}
+
+/* ---- model files ---- */
+
+static char *read_model(const char *path, size_t *size)
+{
+	FILE *file = fopen(path, "rb");
+	struct stat facts;
+	char *bytes;
+
+	assert_non_null(file);
+	assert_int_equal(fstat(fileno(file), &facts), 0);
+	*size = (size_t)facts.st_size;
+	bytes = malloc(*size);
+	assert_non_null(bytes);
+	assert_int_equal(fread(bytes, 1, *size, file), *size);
+	fclose(file);
+	return bytes;
+}
+
+static void write_model(const char *path, const char *bytes, size_t size)
+{
+	FILE *file = fopen(path, "wb");
+
+	assert_non_null(file);
+	assert_int_equal(fwrite(bytes, 1, size, file), size);
+	assert_int_equal(fclose(file), 0);
+}
+
+static void check_model(const char *path, const char *named)
+{
+	const char *const arguments[] = {"generate", "--model", path, "--tokens-file", "-", NULL};
+	const char *const all[] = {path, named, NULL};
+
+	check(arguments, 1, all);
+}
+
+static void model_files(void **state)
+{
+	char path[160], *bytes;
+	size_t size;
+
+	(void)state;
+	snprintf(path, sizeof path, "%s/model.gguf", store.directory);
+	check_model(path, "No such file");
+	check_model(store.directory, "not a regular file");
+	check_model(KV_GPU_WORKER, "not a GGUF file");
+	bytes = read_model(MODEL, &size);
+	/* In the header, in the metadata, in the tensors' names, in their data. */
+	for (size_t cut = 0; cut < size; cut = cut * 3 / 2 + 7) {
+		write_model(path, bytes, cut);
+		check_model(path, cut < 4 ? "GGUF" : "truncated");
+	}
+	write_model(path, bytes, size - 1);
+	check_model(path, "truncated");
+	/* Of an architecture that is none of ours. */
+	for (char *at = bytes; at + 5 <= bytes + 4096; at++)
+		if (memcmp(at, "llama", 5) == 0) memcpy(at, "mamba", 5);
+	write_model(path, bytes, size);
+	check_model(path, "architecture mamba");
+	free(bytes);
+	unlink(path);
+}
+
+/* Counts and lengths that would take all memory, and bits that are wrong anywhere in the header. */
+static void hostile_model_files(void **state)
+{
+	static const uint64_t values[] = {UINT64_MAX, (uint64_t)1 << 62, 1 << 30};
+	char path[160], *bytes, *copy;
+	struct kv_random random;
+	size_t size;
+
+	(void)state;
+	snprintf(path, sizeof path, "%s/model.gguf", store.directory);
+	bytes = read_model(SMALL, &size);
+	copy = malloc(size);
+	assert_non_null(copy);
+	/* The tensors' number, the metadata's, and the length of the first key. */
+	for (size_t at = 8; at <= 24; at += 8) {
+		for (size_t i = 0; i < 3; i++) {
+			memcpy(copy, bytes, size);
+			memcpy(copy + at, &values[i], sizeof values[i]);
+			write_model(path, copy, size);
+			check_model(path, "model.gguf");
+		}
+	}
+	kv_random_seed(&random, 5);
+	for (unsigned i = 0; i < FLIPS; i++) {
+		const char *const arguments[] = {
+		    KV_GPU_WORKER, "logits", "--model", path, "--tokens-file", "-", NULL};
+		struct process process;
+		int code;
+
+		memcpy(copy, bytes, size);
+		for (unsigned flip = 0; flip < 3; flip++)
+			copy[kv_random_below(&random, 9000)] ^= (char)(1 << kv_random_below(&random, 8));
+		write_model(path, copy, size);
+		assert_true(process_start(&process, arguments, "1 2 3"));
+		code = process_wait(&process, LIMIT_MS);
+		if (code != 0 && code != 1) fail_msg("bits of round %u: exit code %d", i, code);
+		process_deinit(&process);
+	}
+	free(copy);
+	free(bytes);
+	unlink(path);
+}
+
+/* ---- stores ---- */
+
+static void a_store_that_is_not_there(void **state)
+{
+	char address[160];
+	const char *const arguments[] = {GENERATE, "--store", address, NULL};
+	const char *const named[] = {"gone.sock", "is the store running", NULL};
+
+	(void)state;
+	snprintf(address, sizeof address, "unix:%s/gone.sock", store.directory);
+	check(arguments, 1, named);
+}
+
+static void more_memory_than_there_is(void **state)
+{
+	static const char *const arguments[] = {
+	    "kvstored", "--config=", "--socket=no.sock", "--stats-socket=", "--memory=900TiB", NULL};
+	static const char *const empty[] = {"kvstored", "--config=", "--memory=lots", NULL};
+	char output[4096];
+
+	(void)state;
+	assert_int_equal(store_fixture_run(&store, arguments, output, sizeof output), 1);
+	assert_non_null(strstr(output, "memory=900TiB"));
+	assert_non_null(strstr(output, "more than this machine has"));
+	assert_non_null(strstr(output, "lower --memory"));
+	assert_int_equal(store_fixture_run(&store, empty, output, sizeof output), 2);
+	assert_non_null(strstr(output, "'lots'"));
+}
+
+/* What a store of another kind may do when it is greeted. */
+enum manner { OTHER_VERSION, REFUSES_VERSION, NONSENSE, HANGS_UP };
+
+/* The answer to a greeting, as a frame. */
+static size_t reply_to(enum manner manner, const uint8_t *greeting, size_t size, uint8_t **frame)
+{
+	Kv__Response response = KV__RESPONSE__INIT;
+	Kv__HelloResponse hello = KV__HELLO_RESPONSE__INIT;
+	Kv__Request *request = NULL;
+	uint8_t *bytes = NULL;
+	size_t length = 0;
+
+	if (kv_codec_request_unpack(kv_heap(), greeting + 4, size - 4, &request) != KV_OK) _exit(3);
+	response.id = request->id;
+	kv_codec_request_free(kv_heap(), request);
+	if (manner == REFUSES_VERSION) {
+		response.status = KV_PROTOCOL;
+		response.message = (char *)(uintptr_t) "this store speaks protocol version 7";
+	} else {
+		hello.protocol_version = KV_PROTOCOL_VERSION + 1;
+		hello.build = (char *)(uintptr_t) "9.9";
+		hello.transport = (char *)(uintptr_t) "map";
+		hello.lease_ms = 3000;
+		hello.heartbeat_ms = 500;
+		response.body_case = KV__RESPONSE__BODY_HELLO;
+		response.hello = &hello;
+	}
+	if (kv_codec_response_pack(kv_heap(), &response, &bytes, &length) != KV_OK) _exit(3);
+	*frame = calloc(1, length + 4);
+	if (!*frame) _exit(3);
+	(*frame)[0] = (uint8_t)length;
+	(*frame)[1] = (uint8_t)(length >> 8);
+	memcpy(*frame + 4, bytes, length);
+	kv_free(kv_heap(), bytes);
+	return length + 4;
+}
+
+static void greet(int peer, enum manner manner)
+{
+	static const char nonsense[] = "HTTP/1.1 400 Bad Request\r\n\r\n";
+	uint8_t greeting[4096], *frame = NULL;
+	ssize_t got = -1;
+	size_t length = 0;
+
+	while (got < 0) {
+		got = recv(peer, greeting, sizeof greeting, 0);
+		store_fixture_sleep(2);
+	}
+	if (manner == HANGS_UP) return;
+	if (manner != NONSENSE) length = reply_to(manner, greeting, (size_t)got, &frame);
+	if (manner == NONSENSE) got = send(peer, nonsense, sizeof nonsense - 1, MSG_NOSIGNAL);
+	if (frame) got = send(peer, frame, length, MSG_NOSIGNAL);
+	free(frame);
+	/* Until the other side has gone, or long enough. */
+	for (int i = 0; i < 100 && recv(peer, greeting, sizeof greeting, 0) != 0; i++)
+		store_fixture_sleep(20);
+}
+
+static void be_store(int listener, enum manner manner)
+{
+	for (;;) {
+		int peer = -1;
+
+		if (kv_unix_accept(listener, &peer) == KV_OK && peer >= 0) {
+			greet(peer, manner);
+			close(peer);
+		}
+		store_fixture_sleep(2);
+	}
+}
+
+static void end_other_store(void)
+{
+	char path[160];
+
+	if (other_store <= 0) return;
+	kill(other_store, SIGKILL);
+	waitpid(other_store, NULL, 0);
+	other_store = 0;
+	snprintf(path, sizeof path, "%s/other.sock", store.directory);
+	unlink(path);
+}
+
+static void check_store(enum manner manner, const char *const *named)
+{
+	char path[160], address[168];
+	const char *const arguments[] = {GENERATE, "--store", address, "--call-timeout", "2s", NULL};
+	int listener = -1;
+
+	snprintf(path, sizeof path, "%s/other.sock", store.directory);
+	snprintf(address, sizeof address, "unix:%s", path);
+	assert_int_equal(kv_unix_listen(path, KV_UNIX_MODE, &listener), KV_OK);
+	fflush(stdout);
+	other_store = fork();
+	if (other_store == 0) be_store(listener, manner);
+	close(listener);
+	check(arguments, 1, named);
+	end_other_store();
+}
+
+static void stores_of_another_kind(void **state)
+{
+	static const char *const version[] = {"protocol version 2", "9.9", "same release"};
+	static const char *const refused[] = {"protocol version 7", NULL};
+	static const char *const other[] = {"other.sock", "store", NULL};
+
+	(void)state;
+	check_store(OTHER_VERSION, version);
+	check_store(REFUSES_VERSION, refused);
+	check_store(NONSENSE, other);
+	check_store(HANGS_UP, other);
+}
+
+static void start_store(const char *memory)
+{
+	const char *const arguments[] = {"--transport=map", memory, NULL};
+
+	assert_true(store_fixture_start(&store, arguments));
+}
+
+/* The id is that of a real worker's model; the layout is not. */
+static void a_forged_layout(void **state)
+{
+	static const char *const arguments[] = {"--store", NULL, NULL};
+	const char *copy[3];
+	struct gw_policy_options policy = {
+	    .sinks = 4, .cluster_tokens = 8, .dense_layers = 1, .iterations = 5, .center = 1};
+	struct kvc_options options = {.allocator = kv_heap(),
+	    .address = store.address,
+	    .transport = "map",
+	    .name = "forger",
+	    .model_name = "forged",
+	    .connect_ms = 1000};
+	struct gw_gguf *file = NULL;
+	struct gw_model_shape shape;
+	struct kvc_store *client = NULL;
+	uint8_t digest[32];
+
+	(void)state;
+	start_store("--memory=16MiB");
+	memcpy(copy, arguments, sizeof copy);
+	copy[1] = store.address;
+	trial_serve(&worker, &trial, copy);
+	assert_int_equal(gw_gguf_open(kv_heap(), MODEL, &file), KV_OK);
+	assert_int_equal(gw_gguf_digest(file, digest), KV_OK);
+	assert_int_equal(gw_model_read_shape(file, &shape), KV_OK);
+	gw_gguf_close(file);
+	gw_pipeline_layout(&shape, &policy, KN_KV_F16, &options.layout);
+	gw_pipeline_model_id(digest, KN_PRECISION_DEFAULT, &options.layout, options.model_id);
+	options.layout.cluster_tokens *= 2;
+	assert_int_equal(kvc_open(&options, &client), KV_REFUSED);
+	assert_non_null(strstr(kv_error_message(), "cluster_tokens 8"));
+	assert_non_null(strstr(kv_error_message(), "16"));
+	options.layout.cluster_tokens /= 2;
+	options.layout.head_dim *= 2;
+	assert_int_equal(kvc_open(&options, &client), KV_REFUSED);
+	assert_non_null(strstr(kv_error_message(), "head_dim"));
+	options.layout.head_dim /= 2;
+	assert_int_equal(kvc_open(&options, &client), KV_OK);
+	kvc_close(client);
+	assert_true(serve_fixture_stop(&worker, false));
+}
+
+/* Workers of one model file with other options share nothing, and disturb nobody. */
+static void other_layouts_side_by_side(void **state)
+{
+	static const char *const more[][3] = {{NULL}, {"--cluster-tokens", "16", NULL},
+	    {"--kv-type", "f32", NULL}, {"--precision", "fp32", NULL}, {"--dense-layers", "2", NULL},
+	    {"--center", "off", NULL}};
+	int32_t *prompt = trial_prompt(&trial, 0, 300);
+
+	(void)state;
+	start_store("--memory=16MiB");
+	for (size_t i = 0; i < sizeof more / sizeof more[0]; i++) {
+		for (unsigned again = 0; again < 2; again++) {
+			const char *const own[] = {"--store", store.address, "--max-tokens", "3", NULL};
+			struct trial_arguments arguments = {0};
+			json_t *report;
+
+			trial_add(&arguments, own);
+			trial_add(&arguments, more[i]);
+			report = trial_generate(&trial, prompt, 300, arguments.all);
+			assert_int_equal(trial_number(report, "prefix_hit_tokens"), again ? 299 : 0);
+			json_decref(report);
+		}
+	}
+	free(prompt);
+}
+
+static void a_full_store(void **state)
+{
+	const char *const arguments[] = {GENERATE, "--store", store.address, NULL};
+	const char *const serving[] = {"--store", store.address, NULL};
+	const char *const named[] = {"the store is full", "1048576", "raise the store's memory"};
+	int32_t *prompt = trial_prompt(&trial, 0, PROMPT);
+	char *ids = trial_ids(prompt, PROMPT, " ");
+	char *body = trial_body(prompt, PROMPT, 4, ""), *small = trial_body(prompt, 100, 4, "");
+	struct serve_reply reply;
+
+	(void)state;
+	start_store("--memory=1MiB");
+	check_input(arguments, ids, 1, named);
+	trial_serve(&worker, &trial, serving);
+	assert_true(serve_ask(&worker, "POST", "/v1/completions", body, &reply));
+	assert_int_equal(reply.code, 503);
+	assert_non_null(strstr(reply.body, "store_full"));
+	assert_non_null(strstr(reply.body, "the store is full"));
+	serve_reply_deinit(&reply);
+	/* What fits is answered still. */
+	json_decref(trial_ask(&worker, small));
+	assert_true(store_fixture_wait_stat(&store, "arena_bytes{state=\"reserved\"}", 0, 5000));
+	assert_true(store_fixture_wait_stat(&store, "sequences{state=\"active\"}", 0, 5000));
+	assert_true(serve_fixture_stop(&worker, false));
+	free(small);
+	free(body);
+	free(ids);
+	free(prompt);
+}
+
+static int begin(void **state)
+{
+	(void)state;
+	memset(&worker, 0, sizeof worker);
+	return store_fixture_init(&store) ? 0 : -1;
+}
+
+static int end(void **state)
+{
+	char path[160];
+	bool clean = serve_fixture_stop(&worker, false);
+
+	(void)state;
+	end_other_store();
+	snprintf(path, sizeof path, "%s/model.gguf", store.directory);
+	unlink(path);
+	return store_fixture_deinit(&store, !clean) && clean ? 0 : -1;
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test_setup_teardown(options, begin, end),
+	    cmocka_unit_test_setup_teardown(prompts, begin, end),
+	    cmocka_unit_test_setup_teardown(model_files, begin, end),
+	    cmocka_unit_test_setup_teardown(hostile_model_files, begin, end),
+	    cmocka_unit_test_setup_teardown(a_store_that_is_not_there, begin, end),
+	    cmocka_unit_test_setup_teardown(more_memory_than_there_is, begin, end),
+	    cmocka_unit_test_setup_teardown(stores_of_another_kind, begin, end),
+	    cmocka_unit_test_setup_teardown(a_forged_layout, begin, end),
+	    cmocka_unit_test_setup_teardown(other_layouts_side_by_side, begin, end),
+	    cmocka_unit_test_setup_teardown(a_full_store, begin, end),
+	};
+
+	if (!trial_init(&trial, "tiny_llama")) return 77;
+	if (argc > 1) cmocka_set_test_filter(argv[1]);
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
