@@ -30,14 +30,21 @@ struct moment {
 	uint32_t at;
 };
 
+static const char *tiny_length(void)
+{
+	return TRIAL_SANITIZED ? "700" : "2500";
+}
+
 static struct moment before_the_first_fold(void)
 {
-	return trial.real ? (struct moment){"320", "120", 40} : (struct moment){"8192", "3000", 100};
+	return trial.real ? (struct moment){"320", "120", 40}
+	                  : (struct moment){"8192", tiny_length(), 60};
 }
 
 static struct moment after_a_fold(void)
 {
-	return trial.real ? (struct moment){"64", "320", 220} : (struct moment){"32", "3000", 200};
+	return trial.real ? (struct moment){"64", "320", 220}
+	                  : (struct moment){"32", tiny_length(), 150};
 }
 
 static json_t *undisturbed(unsigned number, const struct moment *moment)

@@ -103,7 +103,7 @@ static void check_connected(const char *name)
 static void serve(struct serve_fixture *worker, const char *name)
 {
 	const char *const arguments[] = {"--store", store.address, "--transport", transport, "--name",
-	    name, "--cache", trial.real ? "8MiB" : "256KiB", NULL};
+	    name, "--cache", trial.real ? "16MiB" : "256KiB", NULL};
 
 	trial_serve(worker, &trial, arguments);
 }
@@ -176,7 +176,7 @@ static void a_running_answer_is_seen(void **state)
 static void what_generate_says_stays(void **state)
 {
 	const char *const arguments[] = {"--store", store.address, "--transport", transport, "--name",
-	    "once", "--cache", trial.real ? "8MiB" : "256KiB", NULL};
+	    "once", "--cache", trial.real ? "16MiB" : "256KiB", NULL};
 	struct sums sums = {0};
 	json_t *report, *all;
 

@@ -29,6 +29,14 @@ extern "C" {
 
 enum { TRIAL_OPTIONS = 40 };
 
+/* Answers that are interrupted must last until the test has seen that they run: under a sanitizer
+ * fewer tokens do. */
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TRIAL_SANITIZED 1
+#else
+#define TRIAL_SANITIZED 0
+#endif
+
 struct trial {
 	const char *name;       /* tiny_llama, tiny_qwen2, smollm2 or qwen */
 	char model[512];        /* path of the GGUF file */
