@@ -261,6 +261,35 @@ static void kill_generate(unsigned number, struct moment moment, const char *id)
 	json_decref(found);
 }
 
+/* Nothing of it was committed: the other one computes the prompt, too. */
+static void generate_is_killed_while_it_computes_the_prompt(void **state)
+{
+	struct moment moment = before_the_first_fold();
+	const char *const resume[] = {"--store", store.address, "--transport", transport, "--fold",
+	    moment.fold, "--resume", "early", NULL};
+	uint32_t usual = prompt_tokens;
+	json_t *expected, *found;
+	uint64_t killed;
+
+	(void)state;
+	prompt_tokens = trial.real ? 3000 : TRIAL_SANITIZED ? 2500 : 6000;
+	expected = undisturbed(0, &moment);
+	start_generate(0, &moment, "early");
+	assert_true(process_wait_error(&process, "sequence early", TEXT_MS));
+	store_fixture_sleep(50);
+	assert_int_equal(process_output_bytes(&process), 0);
+	killed = store_fixture_now();
+	process_signal(&process, SIGKILL);
+	assert_int_equal(process_wait(&process, TEXT_MS), -SIGKILL);
+	process_deinit(&process);
+	wait_orphans(1, killed);
+	found = trial_generate(&trial, NULL, 0, resume);
+	check_tokens(expected, found, 0, "early");
+	json_decref(expected);
+	json_decref(found);
+	prompt_tokens = usual;
+}
+
 static void generate_is_resumed_by_its_name(void **state)
 {
 	(void)state;
@@ -361,6 +390,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(requests_killed_before_the_first_fold, begin, end),
 	    cmocka_unit_test_setup_teardown(requests_killed_after_a_fold, begin, end),
 	    cmocka_unit_test_setup_teardown(a_sleeping_worker_loses_its_answer, begin, end),
+	    cmocka_unit_test_setup_teardown(
+	        generate_is_killed_while_it_computes_the_prompt, begin, end),
 	    cmocka_unit_test_setup_teardown(generate_is_resumed_by_its_name, begin, end),
 	    cmocka_unit_test_setup_teardown(generate_is_resumed_by_the_printed_id, begin, end),
 	};
