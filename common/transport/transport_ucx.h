@@ -81,6 +81,12 @@ struct kv_ucx_region_blob {
 	uint32_t key_bytes, reserved;
 };
 
+/* Make sure that what the key names can be opened while it is unpacked: the key is changed in
+ * place, *descriptor is to be closed afterwards (-1: there is nothing to hold). KV_DISCONNECTED
+ * when the memory is not there any more, KV_REFUSED when it is another user's. */
+enum kv_status kv_ucx_key_hold(
+    const struct kv_ucx_region_blob *head, uint8_t *key, int *descriptor);
+
 /* The client's half, in transport_ucx_client.c. */
 enum kv_status kv_ucx_client_create(struct kv_allocator *allocator,
     const struct kv_transport_blob *address, struct kv_transport_client **client);

@@ -271,26 +271,42 @@ static void note_access(struct kv_transport_client *client, const char *how)
 	snprintf(client->lanes + used, sizeof client->lanes - used, " %s", how);
 }
 
+static enum kv_status unpack_key(struct kv_transport_client *client,
+    const struct kv_ucx_region_blob *head, const uint8_t *key, ucp_rkey_h *unpacked)
+{
+	uint8_t copy[KV_TRANSPORT_MAX_BLOB];
+	ucs_status_t result;
+	int held = -1;
+
+	memcpy(copy, key, head->key_bytes);
+	/* Over other lanes the key's part for shared memory is not looked at. */
+	if (strstr(client->lanes, "posix")) KV_TRY(kv_ucx_key_hold(head, copy, &held));
+	result = kv_ucx.ucp_ep_rkey_unpack(client->endpoint, copy, unpacked);
+	if (held >= 0) close(held);
+	if (result == UCS_OK) return KV_OK;
+	return kv_fail(KV_REFUSED,
+	    "UCX cannot attach the store's memory (%s): both must run as one user; else use "
+	    "--transport=map",
+	    kv_ucx.ucs_status_string(result));
+}
+
 enum kv_status kv_ucx_region_attach(struct kv_transport_client *client,
     const struct kv_transport_blob *blob, int descriptor, uint64_t bytes, struct kv_remote **remote)
 {
 	struct kv_ucx_region_blob head = {0};
 	const uint8_t *key = NULL;
 	struct kv_remote *created;
-	ucs_status_t result;
+	enum kv_status status;
 
 	if (descriptor >= 0) close(descriptor); /* none is expected */
 	KV_TRY(check_connected(client));
 	KV_TRY(read_blob(blob, bytes, &head, &key));
 	created = kv_alloc_zero(client->allocator, sizeof *created);
 	if (!created) return KV_NO_MEMORY;
-	result = kv_ucx.ucp_ep_rkey_unpack(client->endpoint, key, &created->key);
-	if (result != UCS_OK) {
+	status = unpack_key(client, &head, key, &created->key);
+	if (status != KV_OK) {
 		kv_free(client->allocator, created);
-		return kv_fail(KV_REFUSED,
-		    "UCX cannot attach the store's memory (%s): both must run as one user; else use "
-		    "--transport=map",
-		    kv_ucx.ucs_status_string(result));
+		return status;
 	}
 	created->base = head.base;
 	created->bytes = bytes;

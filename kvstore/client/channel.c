@@ -1,7 +1,6 @@
 /* The channel as its callers see it: making one, sessions, calls and their tickets. */
 #include "kvstore/client/channel.h"
 
-#include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -241,28 +240,6 @@ enum kv_status kvc_channel_wait_session(struct kvc_channel *channel, uint32_t wa
 	}
 	pthread_mutex_unlock(&channel->lock);
 	return status;
-}
-
-int kvc_channel_store_lives(struct kvc_channel *channel)
-{
-	const struct dirent *entry;
-	char path[64];
-	int32_t pid;
-	DIR *directory;
-	int lives = 0;
-
-	pthread_mutex_lock(&channel->lock);
-	pid = channel->store_pid;
-	pthread_mutex_unlock(&channel->lock);
-	if (pid <= 0) return 1;
-	snprintf(path, sizeof path, "/proc/%d/fd", (int)pid);
-	directory = opendir(path);
-	/* Another user's process does not show its descriptors. */
-	if (!directory) return errno != ENOENT;
-	while (!lives && (entry = readdir(directory)))
-		lives = entry->d_name[0] != '.';
-	closedir(directory);
-	return lives;
 }
 
 void kvc_channel_drop(struct kvc_channel *channel)

@@ -49,10 +49,6 @@ uint64_t kvc_channel_session(const struct kvc_channel *channel);
 /* 1 while the session stands and the control page shows its lease. Any thread. */
 int kvc_channel_alive(struct kvc_channel *channel);
 
-/* 0 when the store's process is known to have ended or to be ending: it has no descriptors any
- * more. Sooner than the end of the connection, which comes when all its memory has been freed. */
-int kvc_channel_store_lives(struct kvc_channel *channel);
-
 /* Give the session up, as if the connection had broken. */
 void kvc_channel_drop(struct kvc_channel *channel);
 

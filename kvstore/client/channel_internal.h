@@ -69,9 +69,8 @@ struct kvc_channel {
 	pthread_mutex_t lock; /* guards all that follows */
 	pthread_cond_t changed;
 	bool stopping;
-	bool give_up;      /* a caller's deadline passed: drop the connection */
-	int32_t store_pid; /* 0: not known */
-	int socket;        /* closed by the thread only */
+	bool give_up; /* a caller's deadline passed: drop the connection */
+	int socket;   /* closed by the thread only */
 	struct kv_frame_writer *writer;
 	uint64_t sessions; /* agreed on so far */
 	uint64_t next_id;

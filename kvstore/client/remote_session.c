@@ -163,12 +163,6 @@ static enum kv_status attach_one(struct kvc_remote_store *store, struct kvc_anno
 		if (announced->descriptor >= 0) close(announced->descriptor);
 		return kv_fail(KV_PROTOCOL, "the store told twice of region %u", announced->index);
 	}
-	/* UCX 1.13 crashes in ucp_ep_rkey_unpack when the process that owns the memory has ended. What
-	 * is left of that is the time between this look and its own. */
-	if (!kvc_channel_store_lives(store->channel)) {
-		if (announced->descriptor >= 0) close(announced->descriptor);
-		return kv_fail(KV_DISCONNECTED, "the store has ended");
-	}
 	KV_TRY(session->ops->region_attach(session->client, &announced->blob, announced->descriptor,
 	    announced->bytes, &region.remote));
 	return add_region(store, session, &region);

@@ -340,6 +340,32 @@ static void test_freed_region_stays_mapped(void **state)
 }
 
 /* Fact 3: more than there is, is refused before anything is touched. */
+static void assert_too_late(struct fixture *fixture)
+{
+	struct kv_remote *late = NULL;
+
+	assert_int_equal(ucx->region_attach(fixture->client, &fixture->peer.region, -1,
+	                     fixture->peer.bytes, &late),
+	    KV_DISCONNECTED);
+	assert_null(late);
+}
+
+/* Memory that is gone when it is to be attached, or whose owner is: UCX 1.13 itself would crash. */
+static void test_attached_too_late(void **state)
+{
+	struct fixture fixture;
+
+	(void)state;
+	open_fixture(&fixture);
+	assert_int_equal(ucx_peer_ask(&fixture.peer, PEER_DROP, 0, 0, 0), 0);
+	assert_too_late(&fixture);
+	ucx_peer_kill(&fixture.peer);
+	assert_too_late(&fixture);
+	/* What was attached before is there all the same. */
+	assert_pattern(ucx->direct_read(fixture.remote, 0, REGION), 1, 0, REGION);
+	ucx->client_destroy(fixture.client);
+}
+
 static void test_too_large_is_refused(void **state)
 {
 	struct kv_transport_server *server;
@@ -489,6 +515,7 @@ int main(int count, char **arguments)
 	    cmocka_unit_test(test_killed_client_does_no_harm),
 	    cmocka_unit_test(test_other_user_is_refused),
 	    cmocka_unit_test(test_freed_region_stays_mapped),
+	    cmocka_unit_test(test_attached_too_late),
 	    cmocka_unit_test(test_too_large_is_refused),
 	    cmocka_unit_test(test_hostile_blobs_are_refused),
 	    cmocka_unit_test(test_leftovers_are_swept),
