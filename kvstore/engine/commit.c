@@ -245,18 +245,21 @@ static enum kv_status begin(struct kvs_engine *engine, uint32_t peer,
 	struct kvs_sequence *sequence = NULL;
 	struct kvs_commit *made = NULL;
 	enum kv_status status;
+	bool repeated;
 
 	KV_TRY(kvs_sequence_require(engine, peer, request->sequence, &sequence));
 	if (request->segment_count == 0 || request->segment_count > KVS_MAX_COMMIT_SEGMENTS)
 		return kv_fail(KV_INVALID, "%u segments are committed, allowed are 1 to %u",
 		    request->segment_count, (unsigned)KVS_MAX_COMMIT_SEGMENTS);
-	if (request->replaced_count > sequence->length)
+	/* What a repeated one replaced is not in the list any more. */
+	repeated = is_repeated(sequence, request);
+	if (!repeated && request->replaced_count > sequence->length)
 		return kv_fail(KV_INVALID, "%u segments are to be replaced, the list has %u",
 		    request->replaced_count, sequence->length);
 	if (sequence->commit)
 		return kv_fail(KV_BUSY, "a commit of sequence %s is in flight", sequence->name.id);
 	KV_TRY(commit_create(engine, request, &made));
-	if (is_repeated(sequence, request)) {
+	if (repeated) {
 		made->repeated = true;
 		made->first = sequence->last_first;
 	} else {

@@ -216,6 +216,32 @@ static void test_repeated(void **state)
 	store_stop(&store);
 }
 
+/* What a fold replaces is gone when the fold comes again, and may have been the whole list. */
+static void test_repeated_fold(void **state)
+{
+	struct kvs_commit_request request = {.segment_count = 1, .replaced_count = 3};
+	struct kvs_commit_result result;
+	uint64_t replaced[3], id;
+	struct store store;
+	uint32_t peer = start(&store);
+
+	(void)state;
+	request.sequence = open_filled(&store, peer, "s");
+	for (uint32_t i = 0; i < 3; i++)
+		replaced[i] = store_entry(&store, request.sequence, i);
+	id = store_reserve(&store, peer, request.sequence, 0, 40, KVW_CLUSTERED, KVW_APPROXIMATE);
+	request.segment_ids = &id;
+	request.replaced_ids = replaced;
+	for (int repeated = 0; repeated < 2; repeated++) {
+		assert_ok(kvs_commit_now(store.engine, peer, &request, &result));
+		assert_int_equal(result.repeated, repeated);
+		assert_int_equal(result.first, 0);
+		assert_int_equal(result.count, 1);
+	}
+	assert_sound(&store);
+	store_stop(&store);
+}
+
 static void test_folds(void **state)
 {
 	struct store store;
@@ -341,6 +367,7 @@ int main(void)
 	    cmocka_unit_test(test_corrupt),
 	    cmocka_unit_test(test_two_peers_write_the_same),
 	    cmocka_unit_test(test_repeated),
+	    cmocka_unit_test(test_repeated_fold),
 	    cmocka_unit_test(test_folds),
 	    cmocka_unit_test(test_closed_or_lapsed_in_flight),
 	    cmocka_unit_test(test_one_at_a_time),
