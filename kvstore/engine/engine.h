@@ -119,6 +119,8 @@ void kvs_peer_remove(struct kvs_engine *engine, uint32_t peer, int proven_dead);
 /* The process that held this epoch has exited: what is quarantined of it is freed. Returns the
  * bytes. */
 uint64_t kvs_peer_proven_dead(struct kvs_engine *engine, uint64_t epoch);
+/* The bytes that it would free. */
+uint64_t kvs_peer_quarantined(const struct kvs_engine *engine, uint64_t epoch);
 
 struct kvs_peer_info {
 	uint64_t epoch;

@@ -125,6 +125,20 @@ uint64_t kvs_peer_proven_dead(struct kvs_engine *engine, uint64_t epoch)
 	return bytes;
 }
 
+uint64_t kvs_peer_quarantined(const struct kvs_engine *engine, uint64_t epoch)
+{
+	const struct kv_list *node;
+	uint64_t bytes = 0;
+
+	KV_LIST_EACH(node, &engine->quarantined)
+	{
+		const struct kvs_segment *segment = KV_CONTAINER_OF(node, const struct kvs_segment, place);
+
+		if (segment->epoch == epoch) bytes += segment->bytes;
+	}
+	return bytes;
+}
+
 static void expire_orphans(struct kvs_engine *engine, uint64_t now)
 {
 	struct kv_list *node;

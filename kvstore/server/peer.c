@@ -67,7 +67,10 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 	bool died = kvs_pidfd_dead(peer->pidfd);
 
 	kvs_peer_remove(server->engine, peer->slot, writes_no_more(peer, died));
-	if (!died) {
+	/* Only what its process may still write to waits for the process's end. With map that is
+	 * nothing, and a process that connects again and again must not cost a descriptor each time. */
+	if (!died && server->transport != &kv_transport_map &&
+	    kvs_peer_quarantined(server->engine, peer->epoch)) {
 		kvs_mourn(server, peer->pidfd, peer->epoch);
 		peer->pidfd = -1;
 	}

@@ -165,8 +165,11 @@ static void test_dead_and_silent(void **state)
 		assert_true(fresh.units[0].offset >= old.units[1].offset + old.units[1].bytes ||
 		            fresh.units[1].offset + fresh.units[1].bytes <= old.units[0].offset);
 	}
+	assert_int_equal(kvs_peer_quarantined(store.engine, epoch + 100), 0);
+	assert_int_equal(kvs_peer_quarantined(store.engine, epoch), bytes);
 	assert_int_equal(kvs_peer_proven_dead(store.engine, epoch + 100), 0);
 	assert_int_equal(kvs_peer_proven_dead(store.engine, epoch), bytes);
+	assert_int_equal(kvs_peer_quarantined(store.engine, epoch), 0);
 	assert_false(store_has(&store, reserved));
 	assert_sound(&store);
 	store_stop(&store);
