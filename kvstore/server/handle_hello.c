@@ -121,6 +121,19 @@ static enum kv_status admit_worker(struct kvs_peer *peer, const Kv__HelloRequest
 	return KV_OK;
 }
 
+static enum kv_status admit_guest(struct kvs_peer *peer)
+{
+	struct kv_list *node;
+	uint32_t guests = 0;
+
+	KV_LIST_EACH(node, &peer->server->peers)
+	guests += KV_CONTAINER_OF(node, struct kvs_peer, node)->state.state == KVS_GUEST;
+	if (guests >= KVS_MAX_GUESTS)
+		return kv_fail(KV_LIMIT,
+		    "%u connections without a model are open, that is the limit: close one", guests);
+	return kv_state_move(&peer->state, KVS_GUEST, peer);
+}
+
 enum kv_status kvs_handle_hello(
     struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
 {
@@ -140,7 +153,7 @@ enum kv_status kvs_handle_hello(
 	if (hello->model_id.len)
 		status = admit_worker(peer, hello);
 	else
-		status = kv_state_move(&peer->state, KVS_GUEST, peer);
+		status = admit_guest(peer);
 	if (status != KV_OK) {
 		kv_metrics_add(metrics, KVS_REFUSED_HELLO, 1);
 		kv_warning(KVS_MODULE, "peer refused name=%s pid=%d: %s", peer->name,

@@ -24,6 +24,7 @@ enum {
 	KVS_HALF_MESSAGE_MS = 5000, /* from a message's first byte to its last */
 	KVS_CLOSING_MS = 1000,      /* to take the last answer */
 	KVS_EXTRA_PEERS = 16,       /* connections beyond max-workers: kvctl and the not yet greeted */
+	KVS_MAX_GUESTS = 8,         /* of them kvctl's and the like, so that a worker finds room */
 	KVS_MAX_PUTS = 128,         /* copies of one peer under way */
 	KVS_MAX_QUEUED = 24 << 20,  /* answers that wait for one peer */
 	KVS_FRAMES_A_TURN = 32,     /* of one peer before others have theirs */

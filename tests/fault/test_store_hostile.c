@@ -3,6 +3,7 @@
  */
 #include "tests/lib/store_client_test.h"
 
+#include <dirent.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -23,7 +24,8 @@ enum { CONNECTIONS = 150, MESSAGES = 40, LIST = 12, STAGING = 1 << 20 };
 
 static int set_up(void **state)
 {
-	static const char *const arguments[] = {"--transport=map", "--memory=8MiB", NULL};
+	static const char *const arguments[] = {
+	    "--transport=map", "--memory=8MiB", "--max-workers=4", NULL};
 
 	(void)state;
 	return store_fixture_init(&fixture) && store_fixture_start(&fixture, arguments) ? 0 : -1;
@@ -307,12 +309,29 @@ static void talk_nonsense(struct peer *peer, int staging)
 	read_answers(peer, 20);
 }
 
+/* How many descriptors the store has open. */
+static int descriptors(void)
+{
+	char path[64];
+	DIR *directory;
+	int count = 0;
+
+	snprintf(path, sizeof path, "/proc/%ld/fd", (long)fixture.pid);
+	directory = opendir(path);
+	assert_non_null(directory);
+	while (readdir(directory))
+		count++;
+	closedir(directory);
+	return count;
+}
+
 static void test_nonsense(void **state)
 {
 	struct kv_random random;
 	char answer[256];
 	uint8_t *memory = NULL;
 	int staging = -1;
+	int before = descriptors();
 
 	(void)state;
 	kv_random_seed(&random, 4);
@@ -337,12 +356,67 @@ static void test_nonsense(void **state)
 	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"reserved\"}", 0, 3000));
 	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"quarantined\"}", 0, 3000));
 	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"connected\"}", 0, 3000));
+	/* Regions have a descriptor each; a connection that is gone has none, though we still live. */
+	assert_true(descriptors() - before <= 1 + (int)store_fixture_stat(&fixture, "regions"));
+}
+
+/* Say hello without a model; the answer's status. */
+static enum kv_status visit(int socket)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__HelloRequest hello = KV__HELLO_REQUEST__INIT;
+	struct kv_random random;
+	struct peer peer = {.socket = socket, .random = &random};
+	struct pollfd one = {.fd = socket, .events = POLLIN};
+	enum kv_frame_event event = KV_FRAME_NONE;
+	Kv__Response *response = NULL;
+	struct kv_frame frame;
+	enum kv_status status;
+
+	kv_random_seed(&random, 1);
+	assert_ok(kv_frame_reader_create(kv_heap(), 0, 16, &peer.reader));
+	assert_ok(kv_frame_writer_create(kv_heap(), 0, &peer.writer));
+	hello.protocol_version = KV_PROTOCOL_VERSION;
+	request.body_case = KV__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	send_request(&peer, &request, -1);
+	assert_int_equal(poll(&one, 1, 5000), 1);
+	assert_ok(kv_frame_read(peer.reader, socket, &event, &frame));
+	assert_int_equal(event, KV_FRAME_READY);
+	assert_ok(kv_codec_response_unpack(kv_heap(), frame.payload, frame.length, &response));
+	status = kv_status_from_wire(response->status);
+	kv_codec_response_free(kv_heap(), response);
+	kv_frame_reader_destroy(peer.reader);
+	kv_frame_writer_destroy(peer.writer);
+	return status;
+}
+
+/* Visitors who stay do not take the workers' places. */
+static void test_visitors(void **state)
+{
+	enum { VISITORS = 30 };
+	struct kvc_options options = test_options(&fixture, "worker");
+	struct kvc_store *store = NULL;
+	int sockets[VISITORS];
+	int welcome = 0;
+
+	(void)state;
+	for (int i = 0; i < VISITORS; i++) {
+		assert_ok(kv_unix_connect(fixture.socket, &sockets[i]));
+		welcome += visit(sockets[i]) == KV_OK;
+	}
+	assert_in_range(welcome, 1, 16);
+	assert_ok(kvc_open(&options, &store));
+	kvc_close(store);
+	for (int i = 0; i < VISITORS; i++)
+		close(sockets[i]);
 }
 
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(test_nonsense, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_visitors, set_up, tear_down),
 	};
 
 	signal(SIGPIPE, SIG_IGN);
