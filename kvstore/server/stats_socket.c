@@ -19,6 +19,8 @@ enum {
 	MAX_LINE = 256,
 	MAX_ANSWER = 4 << 20,
 	SLOW_MS = 5000,
+	ROOM_MS = 1000,  /* one that has been silent for so long makes room for another */
+	PAUSE_MS = 1000, /* before accepting again, after a failure */
 	IDLE_MS = 300000,
 	COMMANDS_A_TURN = 16
 };
@@ -42,6 +44,7 @@ struct kvs_stats_socket {
 	struct kv_watch *watch;
 	struct kv_list readers;
 	uint32_t reader_count;
+	uint64_t listen_again_ms; /* 0: listening */
 };
 
 static void drop(struct reader *reader, const char *why)
@@ -223,12 +226,30 @@ static void on_reader(void *context, struct kv_watch *watch, unsigned events)
 
 /* ---- connections ---- */
 
+/* Whoever holds connections and asks nothing must not keep others out. */
+static void make_room(struct kvs_stats_socket *owner)
+{
+	struct reader *idlest = NULL;
+	struct kv_list *node;
+
+	if (owner->reader_count < MAX_READERS) return;
+	KV_LIST_EACH(node, &owner->readers)
+	{
+		struct reader *reader = KV_CONTAINER_OF(node, struct reader, node);
+
+		if (!behind(reader) && (!idlest || reader->active_ms < idlest->active_ms)) idlest = reader;
+	}
+	if (idlest && kv_now_ms() - idlest->active_ms >= ROOM_MS)
+		drop(idlest, "asks nothing, and others wait");
+}
+
 static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket)
 {
 	struct kvs_server *server = owner->server;
 	struct reader *reader;
 	enum kv_status status;
 
+	make_room(owner);
 	if (owner->reader_count >= MAX_READERS)
 		return kv_fail(
 		    KV_LIMIT, "%d stats readers are connected, that is the limit", (int)MAX_READERS);
@@ -253,12 +274,18 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 {
 	struct kvs_stats_socket *owner = context;
 
-	(void)watch;
 	(void)events;
 	for (int turn = 0; turn < COMMANDS_A_TURN; turn++) {
 		int socket = -1;
 
-		if (kv_unix_accept(owner->listener, &socket) != KV_OK || socket < 0) return;
+		if (kv_unix_accept(owner->listener, &socket) != KV_OK) {
+			/* The connection still waits, so that the loop would bring us back at once. */
+			kv_warning(KVS_MODULE, "stats socket: %s", kv_error_message());
+			owner->listen_again_ms = kv_now_ms() + PAUSE_MS;
+			kv_watch_update(watch, 0);
+			return;
+		}
+		if (socket < 0) return;
 		if (create_reader(owner, socket) == KV_OK) continue;
 		kv_metrics_add(owner->server->metrics, KVS_STATS_DROPPED, 1);
 		kv_warning(KVS_MODULE, "stats reader refused: %s", kv_error_message());
@@ -298,6 +325,10 @@ void kvs_stats_tick(struct kvs_server *server, uint64_t now)
 	struct kv_list *following;
 
 	if (!server->stats) return;
+	if (server->stats->listen_again_ms && now >= server->stats->listen_again_ms) {
+		server->stats->listen_again_ms = 0;
+		kv_watch_update(server->stats->watch, KV_LOOP_READABLE);
+	}
 	KV_LIST_EACH_SAFE(node, following, &server->stats->readers)
 	{
 		struct reader *reader = KV_CONTAINER_OF(node, struct reader, node);

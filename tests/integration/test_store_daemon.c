@@ -173,6 +173,10 @@ static void test_stats_hostile(void **state)
 	for (int i = 0; i < 40; i++)
 		readers[i] = connect_stats();
 	store_fixture_sleep(50);
+	assert_false(store_fixture_ask(&fixture, "health", answer, sizeof answer));
+	/* Those who ask nothing for a second make room. */
+	store_fixture_sleep(1100);
+	assert_true(store_fixture_ask(&fixture, "health", answer, sizeof answer));
 	for (int i = 0; i < 40; i++)
 		close(readers[i]);
 	/* The slow one is dropped after five seconds of not reading. */
