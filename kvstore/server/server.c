@@ -128,6 +128,8 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	created->usual_region =
 	    settings->memory / 4 < USUAL_REGION ? settings->memory / 4 : USUAL_REGION;
 	if (settings->region) created->usual_region = settings->region;
+	/* As the engine rounds it, which then asks for exactly what was made ahead. */
+	created->usual_region &= ~(uint64_t)(KVW_ALIGNMENT - 1);
 	kv_list_init(&created->peers);
 	kv_list_init(&created->mourned);
 	kv_list_init(&created->workers);
