@@ -1,5 +1,6 @@
 /* The channel's thread: connect, greet, serve the socket, notice silence, begin again. */
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
 #include <string.h>
@@ -105,7 +106,7 @@ static enum kv_status map_page(struct kvc_channel *channel, struct kvc_welcome *
 
 	if (descriptor < 0)
 		return kv_fail(KV_PROTOCOL, "the store's hello came without its control page");
-	welcome->page_descriptor = dup(descriptor);
+	welcome->page_descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
 	KV_TRY(kv_control_page_map(descriptor, &page));
 	control = page;
 	if (welcome->page_descriptor < 0 || control->magic != KVW_CONTROL_MAGIC ||
@@ -124,7 +125,7 @@ static enum kv_status accept_hello(struct kvc_channel *channel, const Kv__Respon
 
 	if (response->status)
 		return kv_fail(kv_status_from_wire(response->status), "%s", response->message);
-	if (response->body_case != KV__RESPONSE__BODY_HELLO || !hello)
+	if (response->body_case != KV__RESPONSE__BODY_HELLO || !hello || welcome->session)
 		return kv_fail(KV_PROTOCOL, "the store answered hello with something else");
 	if (hello->protocol_version != KV_PROTOCOL_VERSION)
 		return kv_fail(KV_PROTOCOL,
@@ -178,10 +179,31 @@ static enum kv_status announce(struct kvc_channel *channel, const Kv__Region *re
 	return KV_OK;
 }
 
+/* A region that is gone before anybody attached it must not be attached any more. */
+static bool take_back(struct kvc_channel *channel, uint32_t index)
+{
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &channel->announced)
+	{
+		struct kvc_announcement *announcement =
+		    KV_CONTAINER_OF(node, struct kvc_announcement, node);
+
+		if (announcement->region.gone || announcement->region.index != index) continue;
+		if (announcement->region.descriptor >= 0) close(announcement->region.descriptor);
+		kv_list_remove(node);
+		kv_free(channel->allocator, announcement);
+		channel->announced_count--;
+		return true;
+	}
+	return false;
+}
+
 static enum kv_status announce_gone(struct kvc_channel *channel, uint32_t index)
 {
 	struct kvc_announcement *announcement;
 
+	if (take_back(channel, index)) return KV_OK;
 	if (channel->announced_count >= KVC_MAX_ANNOUNCED)
 		return kv_fail(KV_PROTOCOL, "the store tells of more memory than is sensible");
 	announcement = kv_alloc_zero(channel->allocator, sizeof *announcement);
@@ -206,8 +228,6 @@ static enum kv_status take_own(struct kvc_channel *channel, const Kv__Response *
 		return KV_OK;
 	default:
 		channel->answered_id = response->id;
-		if (response->status == KV_STALE)
-			return kv_fail(KV_STALE, "the lease has lapsed: %s", response->message);
 		return KV_OK;
 	}
 }
@@ -230,11 +250,15 @@ static enum kv_status take_frame(struct kvc_channel *channel, const struct kv_fr
 {
 	Kv__Response *response = NULL;
 	enum kv_status status;
+	bool stale;
 
 	KV_TRY(kv_codec_response_unpack(channel->allocator, frame->payload, frame->length, &response));
 	pthread_mutex_lock(&channel->lock);
 	channel->heard_ms = kv_now_ms();
 	status = KV_OK;
+	/* The lease has lapsed, whatever was asked. Regions that are gone by now may be read here until
+	 * the lease word is looked at: they stay mapped as long as this session does. */
+	stale = response->status == KV_STALE;
 	/* A store that refuses a connection for want of room answers before it has read anything. */
 	if (!channel->welcome.session && !response->id && response->status)
 		status = kv_fail(kv_status_from_wire(response->status), "%s", response->message);
@@ -243,13 +267,14 @@ static enum kv_status take_frame(struct kvc_channel *channel, const struct kv_fr
 		status = take_own(channel, response);
 	for (size_t i = 0; status == KV_OK && i < response->n_new_regions; i++)
 		status = announce(channel, response->new_regions[i]);
-	for (size_t i = 0; status == KV_OK && i < response->n_gone_regions; i++)
+	for (size_t i = 0; status == KV_OK && !stale && i < response->n_gone_regions; i++)
 		status = announce_gone(channel, response->gone_regions[i]);
 	if (status == KV_OK && (response->id & 0xff) < KVC_ID_PUSH) {
 		hand_out(channel, response);
 		response = NULL;
 	}
 	pthread_mutex_unlock(&channel->lock);
+	if (status == KV_OK && stale) status = kv_fail(KV_STALE, "the lease has lapsed");
 	kvc_channel_free(channel, response);
 	return status;
 }
@@ -327,14 +352,11 @@ static bool stopping(struct kvc_channel *channel)
 
 static enum kv_status prepare(struct kvc_channel *channel)
 {
-	struct kv_unix_peer peer = {0};
 	int socket = -1;
 	enum kv_status status;
 
 	KV_TRY(kv_unix_connect(channel->path, &socket));
-	if (kv_unix_peer(socket, &peer) != KV_OK) peer.pid = 0;
 	pthread_mutex_lock(&channel->lock);
-	channel->store_pid = peer.pid;
 	kv_frame_writer_destroy(channel->writer);
 	channel->writer = NULL;
 	channel->socket = socket;
