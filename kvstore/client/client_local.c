@@ -12,7 +12,7 @@
 #include "kvstore/client/store_internal.h"
 #include "kvstore/engine/engine.h"
 
-enum { LOCAL_MAX_REGIONS = 64, LOCAL_SESSION = 1 };
+enum { LOCAL_MAX_REGIONS = 64, LOCAL_SESSION = 1, LOCAL_SMALL_REGION = 256 << 20 };
 
 /* There is no one else whose silence a lease could find. */
 #define LOCAL_LEASE_MS UINT32_MAX
@@ -494,6 +494,9 @@ static enum kv_status start_engine(struct local_store *store, const struct kvc_o
 	    .model_name = options->model_name,
 	    .layout = options->layout};
 
+	/* Regions are few here: where there may be much memory they are large. */
+	if (engine.memory / LOCAL_MAX_REGIONS > LOCAL_SMALL_REGION / 2)
+		engine.region_bytes = 2 * (engine.memory / LOCAL_MAX_REGIONS);
 	if (!engine.memory)
 		return kv_fail(KV_INVALID, "an own store (none) needs to know how much memory it may use");
 	KV_TRY(kvs_engine_create(store->base.allocator, &engine, &environment, &store->engine));
