@@ -40,7 +40,7 @@
 	X(KVS_CHECKSUM_MISMATCHES, "checksum_mismatches", COUNTER, "", "", "Units whose bytes were not what the worker had written.") \
 	X(KVS_VERIFIED, "verified", COUNTER, "", "bytes", "Bytes checksummed at commit.") \
 	X(KVS_PUT, "put", COUNTER, "", "bytes", "Bytes copied from staging memory.") \
-	X(KVS_RESERVES, "reserves", COUNTER, "", "", "Reservations granted.") \
+	X(KVS_RESERVES, "reserves", COUNTER, "", "", "Reservations asked for, refused ones included.") \
 	X(KVS_RESERVE_FAILURES, "reserve_failures", COUNTER, "", "", "Reservations refused.") \
 	X(KVS_EVICTIONS, "evictions", COUNTER, "", "", "Segments evicted.") \
 	X(KVS_EVICTED, "evicted", COUNTER, "", "bytes", "Bytes evicted.") \
