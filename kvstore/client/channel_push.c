@@ -7,6 +7,14 @@
 
 enum { FIRST_CAPACITY = 1024 };
 
+static void fail_pusher(struct kvc_pusher *pusher, enum kv_status status, const char *text)
+{
+	pusher->failure = status;
+	pusher->in_flight = 0;
+	pusher->dirty = false;
+	snprintf(pusher->failure_text, sizeof pusher->failure_text, "%s", text);
+}
+
 enum kv_status kvc_pusher_create(struct kvc_channel *channel, uint64_t session, uint64_t sequence,
     uint32_t decoded_so_far, struct kvc_pusher **pusher)
 {
@@ -26,6 +34,9 @@ enum kv_status kvc_pusher_create(struct kvc_channel *channel, uint64_t session, 
 	created->pending_capacity = FIRST_CAPACITY;
 	pthread_mutex_lock(&channel->lock);
 	kv_list_push_back(&channel->pushers, &created->node);
+	/* A session that has ended meanwhile takes nothing, and nobody would tell this pusher. */
+	if (atomic_load_explicit(&channel->session, memory_order_relaxed) != session)
+		fail_pusher(created, KV_DISCONNECTED, "the connection to the store broke");
 	pthread_mutex_unlock(&channel->lock);
 	*pusher = created;
 	return KV_OK;
@@ -129,14 +140,6 @@ enum kv_status kvc_pusher_flush(struct kvc_pusher *pusher, uint32_t deadline_ms)
 }
 
 /* ---- the thread's side ---- */
-
-static void fail_pusher(struct kvc_pusher *pusher, enum kv_status status, const char *text)
-{
-	pusher->failure = status;
-	pusher->in_flight = 0;
-	pusher->dirty = false;
-	snprintf(pusher->failure_text, sizeof pusher->failure_text, "%s", text);
-}
 
 static enum kv_status send_push(struct kvc_pusher *pusher)
 {

@@ -243,15 +243,12 @@ static enum kv_status remote_check_store(struct kvc_store *base)
 
 /* ---- reading ---- */
 
-static enum kv_status remote_fetch_start(
-    struct kvc_store *base, const struct kvc_read *reads, uint32_t count)
+static enum kv_status start_reads(
+    struct kvc_remote_store *store, const struct kvc_read *reads, uint32_t count)
 {
-	struct kvc_remote_store *store = kvc_remote_of(base);
 	struct kvc_session *session = store->current;
 	uint32_t filled = 0;
 
-	KV_TRY(kvc_session_check(store, session));
-	store->fetch_session = session->number;
 	for (uint32_t i = 0; i < count; i++) {
 		const struct kvc_entry *entry = kvc_entry_of(reads[i].segment);
 		const struct kvc_unit *unit = &entry->units[reads[i].layer];
@@ -275,6 +272,24 @@ static enum kv_status remote_fetch_start(
 	}
 	if (filled) KV_TRY(session->ops->get(session->client, store->transfers, filled));
 	return KV_OK;
+}
+
+static enum kv_status remote_fetch_start(
+    struct kvc_store *base, const struct kvc_read *reads, uint32_t count)
+{
+	struct kvc_remote_store *store = kvc_remote_of(base);
+	struct kvc_session *session = store->current;
+	enum kv_status status;
+
+	KV_TRY(kvc_session_check(store, session));
+	store->fetch_session = session->number;
+	status = start_reads(store, reads, count);
+	if (status == KV_OK) return KV_OK;
+	/* The caller does not wait for what was not started: nothing may arrive after this. */
+	if (store->fetch_waits) (void)session->ops->wait(session->client, store->fetch_ms);
+	store->fetch_waits = false;
+	store->fetch_session = 0;
+	return status;
 }
 
 static enum kv_status remote_fetch_wait(struct kvc_store *base)
@@ -372,7 +387,7 @@ static const struct kvc_backend remote_backend = {
     .report = remote_report,
 };
 
-/* At least the asked size, and room for the largest unit that a segment can have in full. */
+/* The asked size in whole pages; it is not known yet whether the store wants it. */
 static enum kv_status create_staging(
     struct kvc_remote_store *store, const struct kvc_options *options)
 {
