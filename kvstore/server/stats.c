@@ -7,6 +7,8 @@
 #include "common/base/clock.h"
 #include "kvstore/server/server_internal.h"
 
+enum { MAX_FAMILIES = 4 * KV_CODEC_MAX_COUNTERS }; /* of workers' counters */
+
 const struct kv_metric kvs_metric_table[] = {KVS_METRICS(KV_METRIC_ROW)};
 
 static void refresh_gauges(struct kv_metrics *metrics, const struct kvs_statistics *s)
@@ -300,6 +302,7 @@ void kvs_stats_prometheus(struct kvs_server *server, struct kv_text_buffer *text
 {
 	struct kv_metrics_instance instance = {.metrics = server->metrics, .labels = ""};
 	struct kv_list *node;
+	uint32_t families = 0;
 
 	kvs_stats_refresh(server);
 	kv_metrics_render_prometheus(&instance, 1, "clusterkv_store_", text);
@@ -315,8 +318,10 @@ void kvs_stats_prometheus(struct kvs_server *server, struct kv_text_buffer *text
 		for (uint32_t i = 0; i < worker->counter_count; i++) {
 			const char *name = worker->counters[i].name;
 
-			if (plain_name(name) && !seen_before(server, worker, name))
-				put_family(server, name, text);
+			if (!plain_name(name) || seen_before(server, worker, name)) continue;
+			/* Names that workers make up must not keep the loop busy. */
+			if (++families > MAX_FAMILIES) return;
+			put_family(server, name, text);
 		}
 	}
 }
