@@ -117,7 +117,9 @@ void ctl_find_stat(const char *answer, const char *name, char *value, size_t siz
 
 	value[0] = '\0';
 	snprintf(wanted, sizeof wanted, "STAT %s ", name);
-	found = strstr(answer, wanted);
+	/* At a line's start: values are other people's words. */
+	for (found = strstr(answer, wanted); found && found != answer && found[-1] != '\n';)
+		found = strstr(found + 1, wanted);
 	if (!found) return;
 	found += strlen(wanted);
 	length = strcspn(found, "\r\n");

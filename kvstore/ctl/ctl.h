@@ -18,7 +18,7 @@ struct ctl_settings {
 	const char *stats_socket, *socket;
 	bool json;
 	double interval; /* seconds between two lines of stat; 0: one shot */
-	uint32_t count;  /* lines of stat, or pings; 0: no end */
+	uint32_t count;  /* lines of stat (0: no end), or pings (0: three) */
 	double wait;     /* seconds that ready waits */
 	uint64_t timeout_ms;
 };
@@ -31,7 +31,7 @@ enum kv_status ctl_ping(const struct ctl_settings *settings);
 enum kv_status ctl_ready(const struct ctl_settings *settings);
 enum kv_status ctl_describe(const struct ctl_settings *settings);
 
-/* Send one command to the stats socket; `answer` gets its text without the END line.
+/* Send one command to the stats socket; `answer` gets its text as it comes.
  * KV_DISCONNECTED names the path when nobody is there; KV_TIMEOUT; KV_PROTOCOL carries the store's
  * ERROR line. */
 enum kv_status ctl_ask(
