@@ -8,6 +8,12 @@
 
 #include "common/base/clock.h"
 
+/* Behind the last layer only the row that the logits are made from is wanted, or all when measuring. */
+static int goes_on(const struct gw_prompt_run *run, uint32_t layer, uint32_t end)
+{
+	return layer + 1 < run->shape->layers || run->every_row || end == run->sequence->prompt_tokens;
+}
+
 /* One layer: bring in what is stored, compute what is not, hand the new segments to the store. */
 static enum kv_status run_layer(struct gw_prompt_run *run, uint32_t layer)
 {
@@ -21,8 +27,10 @@ static enum kv_status run_layer(struct gw_prompt_run *run, uint32_t layer)
 		KV_TRY(gw_model_project(run->model, layer, x, gw_prompt_positions(run, at, count), count,
 			run->qkv));
 		KV_TRY(gw_prompt_append(run, at, count));
-		KV_TRY(gw_prompt_attend(run, at, count));
-		KV_TRY(gw_model_finish(run->model, layer, run->attention, count, x));
+		if (goes_on(run, layer, at + count)) {
+			KV_TRY(gw_prompt_attend(run, at, count));
+			KV_TRY(gw_model_finish(run->model, layer, run->attention, count, x));
+		}
 		gw_prompt_progress(run, layer, at + count);
 		if (sequence->cancelled) return kv_fail(KV_CANCELLED, "the prompt was given up");
 	}
@@ -48,6 +56,7 @@ enum kv_status gw_run_prompt(struct gw_sequence *sequence, float *logits, double
 	struct gw_prompt_run run = {0};
 	enum kv_status status;
 
+	run.every_row = mean_nll != NULL;
 	run.progress = progress;
 	run.progress_context = progress_context;
 	status = gw_prompt_begin(&run, sequence);

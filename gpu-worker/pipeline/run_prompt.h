@@ -10,6 +10,7 @@ struct gw_prompt_run {
 	const struct gw_model_shape *shape;
 	gw_progress *progress;
 	void *progress_context;
+	int every_row;            /* the last layer's rows are all wanted, for the mean NLL */
 	uint32_t first;           /* first token that is computed */
 	uint32_t hit;             /* tokens whose KV is stored: shared segments, then pieces */
 	uint32_t own_start;       /* first token of the layer buffer: where sharing ends */
