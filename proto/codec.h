@@ -35,6 +35,7 @@ enum {
 	KV_CODEC_MAX_STRING = 256,        /* bytes, without the terminator */
 	KV_CODEC_MAX_MESSAGE_TEXT = 1024, /* Response.message */
 	KV_CODEC_MAX_COUNTERS = 64,
+	KV_CODEC_MAX_LET_GO = 64,
 	KV_CODEC_DIGEST_BYTES = 32
 };
 

@@ -227,9 +227,10 @@ enum kv_status kv_codec_check_request(const Kv__Request *request)
 	case KV__REQUEST__BODY_RELEASE:
 		return check_count(
 		    "release.segment_ids", request->release->n_segment_ids, KV_CODEC_MAX_SEGMENTS);
+	case KV__REQUEST__BODY_HEARTBEAT:
+		return check_count("heartbeat.let_go", request->heartbeat->n_let_go, KV_CODEC_MAX_LET_GO);
 	case KV__REQUEST__BODY_PUT:
 	case KV__REQUEST__BODY_CLOSE:
-	case KV__REQUEST__BODY_HEARTBEAT:
 		return KV_OK;
 	case KV__REQUEST__BODY__NOT_SET:
 	default:

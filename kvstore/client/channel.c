@@ -250,6 +250,18 @@ void kvc_channel_drop(struct kvc_channel *channel)
 	pthread_mutex_unlock(&channel->lock);
 }
 
+void kvc_channel_let_go(struct kvc_channel *channel, uint64_t generation, uint64_t epoch)
+{
+	pthread_mutex_lock(&channel->lock);
+	if (channel->let_go_generation != generation) channel->let_go_count = 0;
+	channel->let_go_generation = generation;
+	if (channel->let_go_count == KVC_MAX_LET_GO)
+		memmove(channel->let_go, channel->let_go + 1,
+		    --channel->let_go_count * sizeof *channel->let_go);
+	channel->let_go[channel->let_go_count++] = epoch;
+	pthread_mutex_unlock(&channel->lock);
+}
+
 enum kv_status kvc_channel_welcome(struct kvc_channel *channel, struct kvc_welcome *welcome)
 {
 	enum kv_status status = KV_OK;

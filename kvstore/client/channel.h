@@ -52,6 +52,10 @@ int kvc_channel_alive(struct kvc_channel *channel);
 /* Give the session up, as if the connection had broken. */
 void kvc_channel_drop(struct kvc_channel *channel);
 
+/* All memory that was reached in an earlier session is let go of: the store is told with each
+ * heartbeat from now on (the last KVC_MAX_LET_GO of them), as long as it is of that generation. */
+void kvc_channel_let_go(struct kvc_channel *channel, uint64_t generation, uint64_t epoch);
+
 /* What the store said in its hello. */
 struct kvc_welcome {
 	uint64_t session, generation, epoch;

@@ -18,6 +18,7 @@ enum {
 	KVC_COUNTERS_MS = 1000,
 	KVC_LAST_WORDS_MS = 500,
 	KVC_MAX_ANNOUNCED = 4096,
+	KVC_MAX_LET_GO = 16,
 	/* The low byte of a request id says whose it is: below KVC_CHANNEL_TICKETS a ticket. */
 	KVC_ID_PUSH = 253,
 	KVC_ID_HELLO = 254,
@@ -79,6 +80,9 @@ struct kvc_channel {
 	const struct kvw_control_page *page;
 	struct kv_list announced;
 	uint32_t announced_count;
+	uint64_t let_go[KVC_MAX_LET_GO]; /* epochs of that generation */
+	uint64_t let_go_generation;
+	uint32_t let_go_count;
 	struct kv_list pushers;
 	struct kvc_counter counters[KVC_MAX_COUNTERS];
 	uint32_t counter_count;

@@ -413,6 +413,10 @@ static enum kv_status send_heartbeat(struct kvc_channel *channel)
 	Kv__HeartbeatRequest heartbeat = KV__HEARTBEAT_REQUEST__INIT;
 
 	heartbeat.lease_epoch = channel->welcome.epoch;
+	if (channel->let_go_generation == channel->welcome.generation) {
+		heartbeat.let_go = channel->let_go;
+		heartbeat.n_let_go = channel->let_go_count;
+	}
 	request.body_case = KV__REQUEST__BODY_HEARTBEAT;
 	request.heartbeat = &heartbeat;
 	request.id = kvc_channel_next_id(channel, KVC_ID_OTHER);

@@ -214,7 +214,7 @@ static void remote_close(struct kvc_sequence *sequence, bool keep)
 	kv_free(store->base.allocator, remote);
 	sequence->backend = NULL;
 	session->users--;
-	if (!session->users && session != store->current) kvc_session_destroy(store, session);
+	if (!session->users && session != store->current) kvc_session_retire(store, session);
 }
 
 static enum kv_status remote_check(const struct kvc_sequence *sequence)

@@ -75,6 +75,8 @@ static inline struct kvc_remote_store *kvc_remote_of(struct kvc_store *store)
 /* Make the channel's session the current one, if it is not. */
 enum kv_status kvc_session_adopt(struct kvc_remote_store *store);
 void kvc_session_destroy(struct kvc_remote_store *store, struct kvc_session *session);
+/* Destroy one that another has taken the place of, and tell the store that its memory is let go. */
+void kvc_session_retire(struct kvc_remote_store *store, struct kvc_session *session);
 /* Attach what the store told of since the last call. */
 enum kv_status kvc_session_attach(struct kvc_remote_store *store);
 /* KV_DISCONNECTED or KV_STALE when what this session attached may no longer be used. */

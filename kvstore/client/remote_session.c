@@ -25,6 +25,15 @@ void kvc_session_destroy(struct kvc_remote_store *store, struct kvc_session *ses
 	kv_free(allocator, session);
 }
 
+void kvc_session_retire(struct kvc_remote_store *store, struct kvc_session *session)
+{
+	uint64_t generation = session->generation;
+	uint64_t epoch = session->epoch;
+
+	kvc_session_destroy(store, session);
+	kvc_channel_let_go(store->channel, generation, epoch);
+}
+
 static enum kv_status take_page(struct kvc_session *session, struct kvc_welcome *welcome)
 {
 	const void *page = NULL;
@@ -92,7 +101,7 @@ enum kv_status kvc_session_adopt(struct kvc_remote_store *store)
 	if (status != KV_OK) return status;
 	kv_list_push_back(&store->sessions, &session->node);
 	store->current = session;
-	if (old && !old->users) kvc_session_destroy(store, old);
+	if (old && !old->users) kvc_session_retire(store, old);
 	if (strcmp(session->transport, "map") != 0) empty_staging(store);
 	kvc_session_lanes(store);
 	return KV_OK;

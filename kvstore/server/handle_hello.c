@@ -170,6 +170,8 @@ enum kv_status kvs_handle_heartbeat(
 {
 	(void)answer;
 	if (!peer->slot_taken) return KV_OK;
+	for (size_t i = 0; i < request->heartbeat->n_let_go; i++)
+		kvs_mourned_let_go(peer->server, peer->credentials.pid, request->heartbeat->let_go[i]);
 	return kvs_peer_heartbeat(peer->server->engine, peer->slot, request->heartbeat->lease_epoch);
 }
 

@@ -1,5 +1,6 @@
 /* Telling a dead process from a silent one. A process that lost its connection may still write to
- * memory that it had mapped; what it had reserved is free only when the process itself is gone. */
+ * memory that it had mapped; what it had reserved is free only when the process itself is gone, or
+ * has come again and says that the mapping is. */
 #define _GNU_SOURCE /* syscall */
 
 #include <poll.h>
@@ -30,22 +31,41 @@ static void forget(struct kvs_mourned *mourned)
 	kv_free(mourned->server->allocator, mourned);
 }
 
-static void on_exit_seen(void *context, struct kv_watch *watch, unsigned events)
+static void lift(struct kvs_mourned *mourned, const char *why)
 {
-	struct kvs_mourned *mourned = context;
-	uint64_t bytes;
+	uint64_t bytes = kvs_peer_proven_dead(mourned->server->engine, mourned->epoch);
 
-	(void)watch;
-	(void)events;
-	if (!kvs_pidfd_dead(mourned->pidfd)) return;
-	bytes = kvs_peer_proven_dead(mourned->server->engine, mourned->epoch);
 	if (bytes)
-		kv_info(KVS_MODULE, "worker's process has ended, quarantine lifted bytes=%llu",
-		    (unsigned long long)bytes);
+		kv_info(KVS_MODULE, "quarantine lifted pid=%d bytes=%llu reason=\"%s\"", (int)mourned->pid,
+		    (unsigned long long)bytes, why);
 	forget(mourned);
 }
 
-void kvs_mourn(struct kvs_server *server, int pidfd, uint64_t epoch)
+static void on_exit_seen(void *context, struct kv_watch *watch, unsigned events)
+{
+	struct kvs_mourned *mourned = context;
+
+	(void)watch;
+	(void)events;
+	if (kvs_pidfd_dead(mourned->pidfd)) lift(mourned, "the worker's process has ended");
+}
+
+void kvs_mourned_let_go(struct kvs_server *server, int32_t pid, uint64_t epoch)
+{
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &server->mourned)
+	{
+		struct kvs_mourned *mourned = KV_CONTAINER_OF(node, struct kvs_mourned, node);
+
+		/* As long as it is watched, nobody else can have its number. */
+		if (mourned->epoch != epoch || mourned->pid != pid) continue;
+		lift(mourned, "the worker has let go of the memory");
+		return;
+	}
+}
+
+void kvs_mourn(struct kvs_server *server, int pidfd, int32_t pid, uint64_t epoch)
 {
 	struct kvs_mourned *mourned;
 
@@ -59,6 +79,7 @@ void kvs_mourn(struct kvs_server *server, int pidfd, uint64_t epoch)
 	}
 	mourned->server = server;
 	mourned->pidfd = pidfd;
+	mourned->pid = pid;
 	mourned->epoch = epoch;
 	if (kv_loop_watch_fd(server->loop, pidfd, KV_LOOP_READABLE, on_exit_seen, mourned,
 	        &mourned->watch) != KV_OK) {

@@ -71,7 +71,7 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 	 * nothing, and a process that connects again and again must not cost a descriptor each time. */
 	if (!died && server->transport != &kv_transport_map &&
 	    kvs_peer_quarantined(server->engine, peer->epoch)) {
-		kvs_mourn(server, peer->pidfd, peer->epoch);
+		kvs_mourn(server, peer->pidfd, peer->credentials.pid, peer->epoch);
 		peer->pidfd = -1;
 	}
 	if (peer->worker) kvs_worker_left(peer->worker, kv_now_ms());

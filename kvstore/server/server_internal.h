@@ -111,6 +111,7 @@ struct kvs_mourned {
 	struct kv_list node;
 	struct kvs_server *server;
 	int pidfd;
+	int32_t pid;
 	struct kv_watch *watch;
 	uint64_t epoch;
 };
@@ -210,7 +211,10 @@ void kvs_peer_finish(struct kvs_peer *peer);
 /* ---- mourning.c ---- */
 
 /* Watch for the end of a process; takes the descriptor. */
-void kvs_mourn(struct kvs_server *server, int pidfd, uint64_t epoch);
+void kvs_mourn(struct kvs_server *server, int pidfd, int32_t pid, uint64_t epoch);
+/* The process lives, and says that it writes no more to what it had under that epoch. Ignored when
+ * another process says so, or nothing is quarantined. */
+void kvs_mourned_let_go(struct kvs_server *server, int32_t pid, uint64_t epoch);
 void kvs_mourning_stop(struct kvs_server *server);
 int kvs_pidfd_open(int32_t pid);
 bool kvs_pidfd_dead(int pidfd);

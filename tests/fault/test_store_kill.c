@@ -182,6 +182,37 @@ static void test_quarantine(void **state)
 	check_nothing_held();
 }
 
+/* A worker that lost its connection, lives and comes again: what it had reserved is quarantined
+ * until it has let go of the memory, not until its end. With map it could not write anyway. */
+static void test_quarantine_of_the_living(void **state)
+{
+	struct kvc_options options = test_options(&fixture, "comes again");
+	struct kvc_new_segment more = {0, 64, KVW_CLUSTERED, KVW_EXACT};
+	const struct kvc_segment *reserved = NULL;
+	struct kvc_sequence *sequence = NULL, *other = NULL;
+	struct kvc_store *store = NULL;
+	bool ucx = strcmp(test_transport, "ucx") == 0;
+
+	(void)state;
+	options.call_ms = 500;
+	assert_ok(kvc_open(&options, &store));
+	assert_ok(test_open(store, NULL, 9, &sequence));
+	assert_ok(kvc_reserve(sequence, &more, 1, &reserved));
+	store_fixture_signal(&fixture, SIGSTOP);
+	assert_true(test_open(store, NULL, 10, &other) != KV_OK);
+	store_fixture_signal(&fixture, SIGCONT);
+	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"reserved\"}", 0, 5000));
+	while (test_open(store, NULL, 10, &other) != KV_OK)
+		store_fixture_sleep(20);
+	/* The old sequence may still be written to. */
+	assert_true(
+	    store_fixture_wait_stat(&fixture, "segments{state=\"quarantined\"}", ucx ? 1 : 0, 0));
+	kvc_sequence_close(sequence, 0);
+	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"quarantined\"}", 0, 5000));
+	kvc_sequence_close(other, 0);
+	kvc_close(store);
+}
+
 static void test_kill_store(void **state)
 {
 	struct kv_random random;
@@ -292,6 +323,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_kill_workers, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_stop_workers, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_quarantine, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_quarantine_of_the_living, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_kill_store, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_stop_store, set_up, tear_down),
 	};

@@ -143,6 +143,8 @@ static void fill_small(Kv__Request *request)
 	default:
 		kv__heartbeat_request__init(&heartbeat);
 		heartbeat.lease_epoch = 9;
+		heartbeat.n_let_go = 3;
+		heartbeat.let_go = ids;
 		request->heartbeat = &heartbeat;
 		return;
 	}
