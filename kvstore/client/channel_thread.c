@@ -129,7 +129,8 @@ static enum kv_status accept_hello(struct kvc_channel *channel, const Kv__Respon
 		return kv_fail(KV_PROTOCOL, "the store answered hello with something else");
 	if (hello->protocol_version != KV_PROTOCOL_VERSION)
 		return kv_fail(KV_PROTOCOL,
-		    "the store at %s (%.32s) speaks protocol version %u, this worker (%s) speaks %d: install "
+		    "the store at %s (%.32s) speaks protocol version %u, this worker (%s) speaks %d: "
+		    "install "
 		    "the same release of both",
 		    channel->path, hello->build[0] ? hello->build : "unknown", hello->protocol_version,
 		    KV_VERSION, (int)KV_PROTOCOL_VERSION);
@@ -290,8 +291,7 @@ static enum kv_status read_frames(struct kvc_channel *channel)
 		if (status != KV_OK) return kv_fail_prefix(status, "the store at %s", channel->path);
 		if (event == KV_FRAME_NONE) return KV_OK;
 		if (event == KV_FRAME_END)
-			return kv_fail(
-			    KV_DISCONNECTED, "the store at %s closed the connection", channel->path);
+			return kv_fail(KV_DISCONNECTED, "the store at %s closed the connection", channel->path);
 		KV_TRY(take_frame(channel, &frame));
 	}
 }

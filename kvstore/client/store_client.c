@@ -90,18 +90,16 @@ static enum kv_status check_open(const struct kvc_open_request *request)
 	return KV_OK;
 }
 
-static enum kv_status finish_opening(
-    struct kvc_sequence *created, struct kvc_sequence **sequence)
+static enum kv_status finish_opening(struct kvc_sequence *created, struct kvc_sequence **sequence)
 {
 	kv_list_push_back(&created->store->sequences, &created->node);
 	*sequence = created;
 	return KV_OK;
 }
 
-/* Give a half-opened sequence up without losing the text of the failure that led there. `keep`: it was
- * there before, and others may still resume it. */
-static enum kv_status fail_opening(
-    struct kvc_sequence *created, bool keep, enum kv_status status)
+/* Give a half-opened sequence up without losing the text of the failure that led there. `keep`: it
+ * was there before, and others may still resume it. */
+static enum kv_status fail_opening(struct kvc_sequence *created, bool keep, enum kv_status status)
 {
 	char text[512];
 
