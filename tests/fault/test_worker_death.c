@@ -32,7 +32,7 @@ struct moment {
 
 static const char *tiny_length(void)
 {
-	return TRIAL_SANITIZED ? "700" : "2500";
+	return TRIAL_SANITIZED ? "450" : "2500";
 }
 
 static struct moment before_the_first_fold(void)
@@ -44,7 +44,7 @@ static struct moment before_the_first_fold(void)
 static struct moment after_a_fold(void)
 {
 	return trial.real ? (struct moment){"64", "320", 220}
-	                  : (struct moment){"32", tiny_length(), 150};
+	                  : (struct moment){"32", tiny_length(), 100};
 }
 
 static json_t *undisturbed(unsigned number, const struct moment *moment)
@@ -272,7 +272,7 @@ static void generate_is_killed_while_it_computes_the_prompt(void **state)
 	uint64_t killed;
 
 	(void)state;
-	prompt_tokens = trial.real ? 3000 : TRIAL_SANITIZED ? 2500 : 6000;
+	prompt_tokens = trial.real ? 3000 : TRIAL_SANITIZED ? 1500 : 6000;
 	expected = undisturbed(0, &moment);
 	start_generate(0, &moment, "early");
 	assert_true(process_wait_error(&process, "sequence early", TEXT_MS));
@@ -398,7 +398,7 @@ int main(int argc, char **argv)
 
 	if (!trial_init(&trial, argc > 1 ? argv[1] : "tiny_llama")) return 77;
 	transport = argc > 2 ? argv[2] : "map";
-	prompt_tokens = trial.real ? 1500 : 600;
+	prompt_tokens = trial.real ? 1500 : TRIAL_SANITIZED ? 300 : 600;
 	if (argc > 3) cmocka_set_test_filter(argv[3]);
 	return cmocka_run_group_tests(tests, NULL, tear_down);
 }

@@ -12,12 +12,13 @@ static void choose(struct trial *trial, const char *name)
 	trial->name = name;
 	trial->real = strncmp(name, "tiny", 4) != 0;
 	trial->limit_ms = trial->real ? REAL_WAIT_MS : WAIT_MS;
-	trial->answer_tokens = trial->real ? 64 : 100;
-	trial->prompt_tokens = trial->real ? 4000 : 1300;
+	trial->answer_tokens = trial->real ? 64 : TRIAL_SANITIZED ? 60 : 100;
+	trial->prompt_tokens = trial->real ? 4000 : TRIAL_SANITIZED ? 700 : 1300;
+	if (strcmp(name, "qwen") == 0) trial->prompt_tokens = 8000;
 	trial->budget = trial->real ? 512 : 96;
 	trial->window = trial->real ? 128 : 32;
 	trial->fold = trial->real ? 320 : 32;
-	trial->segment = trial->real ? 4096 : 512;
+	trial->segment = trial->real ? 4096 : TRIAL_SANITIZED ? 256 : 512;
 	/* The small one holds a few clusters of some heads, the large one everything. */
 	trial->small_cache = trial->real ? "1MiB" : "8KiB";
 	trial->large_cache = "1GiB";
