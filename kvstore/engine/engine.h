@@ -41,7 +41,7 @@ enum {
 	KVS_MAX_TENANT = 64, /* bytes, terminator included */
 	KVS_MAX_NAME = 64,   /* of a peer or a model; longer ones are cut */
 	KVS_MAX_MODELS = 64,
-	KVS_MAX_COMMIT_SEGMENTS = 4096
+	KVS_MAX_COMMIT_SEGMENTS = 4096 /* also told of in one answer */
 };
 
 struct kvs_environment {
@@ -202,8 +202,9 @@ struct kvs_resume_result {
 };
 
 /* Take over an orphan. The list ends before the first segment that was evicted, or that covers
- * tokens which were never pushed (the sampler's state would not fit). KV_NOT_FOUND, KV_BUSY (a live
- * peer holds it), KV_REFUSED (other policy digest or model). */
+ * tokens which were never pushed (the sampler's state would not fit), and has at most
+ * KVS_MAX_COMMIT_SEGMENTS entries. KV_NOT_FOUND, KV_BUSY (a live peer holds it), KV_REFUSED (other
+ * policy digest or model). */
 enum kv_status kvs_sequence_resume(struct kvs_engine *engine, uint32_t peer,
     const char *sequence_id, const uint8_t policy_digest[32], struct kvs_resume_result *result);
 

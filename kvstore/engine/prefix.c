@@ -110,6 +110,11 @@ enum kv_status kvs_prefix_pieces(struct kvs_engine *engine, struct kvs_sequence 
 	deepest = deepest_match(engine, sequence, top, &reached);
 	for (segment = deepest; segment && segment != top; segment = segment->parent)
 		count++;
+	/* More than that are not told of; the rest is computed. */
+	for (; count > KVS_MAX_COMMIT_SEGMENTS; count--) {
+		deepest = deepest->parent;
+		reached = deepest->start + deepest->tokens;
+	}
 	if (count == 0) return KV_OK;
 	sequence->pieces = kv_alloc_array(engine->allocator, count, sizeof *sequence->pieces);
 	if (!sequence->pieces) return KV_NO_MEMORY;

@@ -333,7 +333,7 @@ static uint32_t usable_entries(const struct kvs_engine *engine, struct kvs_seque
 	const uint32_t known = sequence->prompt_tokens + sequence->decoded_tokens;
 	uint32_t usable = 0;
 
-	for (; usable < sequence->length; usable++) {
+	for (; usable < sequence->length && usable < KVS_MAX_COMMIT_SEGMENTS; usable++) {
 		struct kvs_entry *entry = &sequence->list[usable];
 
 		entry->segment = kvs_segment_by_id(engine, entry->id);

@@ -371,6 +371,43 @@ static void test_accessors(void **state)
 	store_stop(&store);
 }
 
+/* One answer tells of so many segments: more are left out, whether they are a list or pieces. */
+static void test_more_than_one_answer_holds(void **state)
+{
+	enum { LIMIT = KVS_MAX_COMMIT_SEGMENTS, MANY = LIMIT + 4 };
+	static uint32_t prompt[MANY];
+	static uint64_t ids[MANY];
+	static struct kvs_new_segment shapes[MANY];
+	const struct kvs_options options = {.memory = 16 << 20, .max_segments = 2 * LIMIT};
+	const uint32_t end = MANY;
+	struct kvs_resume_result resumed;
+	struct kvs_open_result opened;
+	struct store store;
+	uint32_t peer = start(&store, &options);
+
+	(void)state;
+	numbers(prompt, MANY, 7);
+	for (uint32_t i = 0; i < MANY; i++)
+		shapes[i] = (struct kvs_new_segment){
+		    .start = i, .tokens = 1, .kind = KVW_PLAIN, .provenance = KVW_EXACT};
+	opened = store_open(&store, peer, "long", prompt, MANY, NULL, 0);
+	for (uint32_t at = 0; at < MANY; at += LIMIT) {
+		uint32_t count = MANY - at < LIMIT ? MANY - at : LIMIT;
+
+		assert_ok(kvs_reserve(store.engine, peer, opened.sequence, shapes + at, count, ids + at));
+		assert_ok(store_commit(&store, peer, opened.sequence, ids + at, count, NULL, 0, NULL, 0));
+	}
+	assert_ok(kvs_sequence_close(store.engine, peer, opened.sequence, 1));
+	opened = store_open(&store, peer, "other", prompt, MANY, &end, 1);
+	assert_int_equal(opened.shared, 0);
+	assert_int_equal(opened.pieces, LIMIT);
+	assert_sound(&store);
+	assert_ok(resume(&store, peer, "long", &resumed));
+	assert_int_equal(resumed.segments, LIMIT);
+	assert_sound(&store);
+	store_stop(&store);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -385,6 +422,7 @@ int main(void)
 	    cmocka_unit_test(test_oldest_orphan_makes_room),
 	    cmocka_unit_test(test_push),
 	    cmocka_unit_test(test_accessors),
+	    cmocka_unit_test(test_more_than_one_answer_holds),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
