@@ -8,7 +8,7 @@
 
 #include "common/base/clock.h"
 
-/* Behind the last layer only the row that the logits are made from is wanted; all when measuring. */
+/* Behind the last layer only the row that the logits come from is wanted; all when measuring. */
 static int goes_on(const struct gw_prompt_run *run, uint32_t layer, uint32_t end)
 {
 	return layer + 1 < run->shape->layers || run->every_row || end == run->sequence->prompt_tokens;
