@@ -1,8 +1,8 @@
 /* gpu-worker: find the command, load the settings, run it. */
-#include <signal.h>
 #include <sodium.h>
 
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "common/transport/transport.h"
 #include "gpu-worker/commands/commands.h"
 
@@ -36,13 +36,14 @@ int main(int argc, char **argv)
 	enum kv_status status;
 	int code = KV_EXIT_OK;
 
-	signal(SIGPIPE, SIG_IGN);
+	if (kv_process_prepare() != KV_OK) return kv_exit_code(&gw_program, KV_IO);
 	kv_transport_prepare();
 	if (!kv_config_start(&gw_program, argc, argv, kv_heap(), &settings, &config, &command, &code))
 		return code;
 	kv_log_set_level((enum kv_log_level)settings.log_level);
 	status = sodium_init() < 0 ? kv_fail(KV_INTERNAL, "libsodium cannot be initialised")
 	                           : run(command, &settings);
+	if (status == KV_OK) status = kv_process_finish();
 	kv_config_destroy(config);
 	return kv_exit_code(&gw_program, status);
 }

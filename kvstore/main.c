@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/base/parse.h"
+#include "common/base/process.h"
 #include "common/runtime/config.h"
 #include "common/runtime/event_loop.h"
 #include "common/runtime/sd_notify.h"
@@ -82,6 +83,7 @@ int main(int argc, char **argv)
 	const struct kv_command *command = NULL;
 	int exit_code = KV_EXIT_FAILED;
 
+	if (kv_process_prepare() != KV_OK) return kv_exit_code(&kvs_program, KV_IO);
 	if (!kv_config_start(&kvs_program, argc, argv, kv_heap(), &daemon.settings, &daemon.config,
 	        &command, &exit_code))
 		return exit_code;

@@ -5,6 +5,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "gpu-worker/commands/commands.h"
 #include "gpu-worker/commands/output.h"
 #include "gpu-worker/commands/report.h"
@@ -23,14 +24,15 @@ static enum kv_status prefill(const struct gw_settings *s, struct gw_worker *wor
 	return status;
 }
 
-static void print_text(const struct gw_settings *s, struct gw_session *session)
+static enum kv_status print_text(const struct gw_settings *s, struct gw_session *session)
 {
 	size_t length = 0;
 	const char *text = gw_session_take(session, &length);
 
-	if (s->json || length == 0) return;
+	if (s->json || length == 0) return KV_OK;
 	fwrite(text, 1, length, stdout);
-	fflush(stdout);
+	/* Without a reader there is no use in computing on. */
+	return kv_process_finish();
 }
 
 static enum kv_status answer(const struct gw_settings *s, struct gw_worker *worker,
@@ -41,10 +43,10 @@ static enum kv_status answer(const struct gw_settings *s, struct gw_worker *work
 	if (gw_session_id(session)[0] != '\0')
 		kv_info("generate", "sequence %s", gw_session_id(session));
 	KV_TRY(prefill(s, worker, session));
-	print_text(s, session);
+	KV_TRY(print_text(s, session));
 	while (gw_session_finish(session) == GW_RUNNING) {
 		KV_TRY(gw_session_step(session));
-		print_text(s, session);
+		KV_TRY(print_text(s, session));
 		if (kv_now_ms() - reported >= 500) {
 			reported = kv_now_ms();
 			gw_worker_report(worker, gw_session_sequence(session), 1);

@@ -1,4 +1,5 @@
 /* kvctl stat: everything once, or what happened in each interval. */
+#include <errno.h>
 #include <stdio.h>
 #include <time.h>
 
@@ -88,8 +89,11 @@ static enum kv_status repeat(const struct ctl_settings *settings, struct kv_text
 			print_text(&now, &before);
 			before = now;
 		}
-		/* A reader that is gone ends us. */
-		if (fflush(stdout) != 0) return KV_OK;
+		if (fflush(stdout) != 0) {
+			/* A reader that is gone ends us, and is no error. */
+			if (errno == EPIPE) clearerr(stdout);
+			return KV_OK;
+		}
 	}
 	return KV_OK;
 }

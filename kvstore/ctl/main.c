@@ -1,9 +1,9 @@
 /* kvctl: looks at a running kvstored. */
-#include <signal.h>
 #include <stddef.h>
 #include <stdio.h>
 
 #include "common/base/log.h"
+#include "common/base/process.h"
 #include "kvstore/ctl/ctl.h"
 
 enum { COMMAND_STAT = 1, COMMAND_PING = 2, COMMAND_READY = 4, COMMAND_DESCRIBE = 8 };
@@ -107,12 +107,13 @@ int main(int argc, char **argv)
 	enum kv_status status;
 	int exit_code = KV_EXIT_FAILED;
 
-	signal(SIGPIPE, SIG_IGN);
+	if (kv_process_prepare() != KV_OK) return kv_exit_code(&ctl_program, KV_IO);
 	kv_log_set_level(KV_LOG_WARNING);
 	if (!kv_config_start(
 	        &ctl_program, argc, argv, kv_heap(), &settings, &config, &command, &exit_code))
 		return exit_code;
 	status = run(command, &settings);
+	if (status == KV_OK) status = kv_process_finish();
 	if (status != KV_OK) fprintf(stderr, "kvctl %s: %s\n", command->name, kv_error_message());
 	kv_config_destroy(config);
 	return status == KV_OK ? KV_EXIT_OK : KV_EXIT_FAILED;

@@ -127,6 +127,27 @@ static void prompts(void **state)
 	free(prompt);
 }
 
+/* An answer that does not reach anybody is no success. */
+static void outputs(void **state)
+{
+	static const char *const lost[] = {"exec \"$0\" \"$@\" >&-", "exec \"$0\" \"$@\" >/dev/full"};
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		const char *const arguments[] = {
+		    "/bin/sh", "-c", lost[i], KV_GPU_WORKER, GENERATE, "--max-tokens", "4", NULL};
+		struct process process;
+		char *errors;
+
+		assert_true(process_start(&process, arguments, "1 2 3"));
+		if (process_wait(&process, LIMIT_MS) != 1) fail_msg("%s: not an error", lost[i]);
+		errors = process_errors(&process);
+		assert_non_null(strstr(errors, "standard output cannot be written"));
+		free(errors);
+		process_deinit(&process);
+	}
+}
+
 /* ---- model files ---- */
 
 static char *read_model(const char *path, size_t *size)
@@ -504,6 +525,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(options, begin, end),
 	    cmocka_unit_test_setup_teardown(prompts, begin, end),
+	    cmocka_unit_test_setup_teardown(outputs, begin, end),
 	    cmocka_unit_test_setup_teardown(model_files, begin, end),
 	    cmocka_unit_test_setup_teardown(hostile_model_files, begin, end),
 	    cmocka_unit_test_setup_teardown(a_store_that_is_not_there, begin, end),

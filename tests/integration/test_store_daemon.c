@@ -242,6 +242,33 @@ static void test_stop_with_workers(void **state)
 	kvc_close(store);
 }
 
+/* Started without standard streams, it serves: no socket takes their numbers, no line of the log
+ * goes where it does not belong. */
+static void test_closed_streams(void **state)
+{
+	static const char command[] = "exec \"$0\" --config= --memory=64MiB --transport=map "
+	                              "--socket=\"$1\" --stats-socket=\"$2\" <&- >&- 2>&-";
+	uint64_t deadline = store_fixture_now() + 10000;
+	char answer[256];
+	int status = 0;
+
+	(void)state;
+	assert_true(store_fixture_init(&fixture));
+	fixture.pid = fork();
+	if (fixture.pid == 0) {
+		execl("/bin/sh", "sh", "-c", command, KVSTORED_PATH, fixture.socket, fixture.stats,
+		    (char *)NULL);
+		_exit(127);
+	}
+	while (!store_fixture_ask(&fixture, "health", answer, sizeof answer)) {
+		assert_int_equal(waitpid(fixture.pid, &status, WNOHANG), 0);
+		assert_true(store_fixture_now() < deadline);
+		store_fixture_sleep(10);
+	}
+	assert_true(store_fixture_stop(&fixture));
+	assert_true(store_fixture_deinit(&fixture, false));
+}
+
 /* ---- kvctl ---- */
 
 static int run_kvctl(const char *command, const char *option, char *output, size_t size)
@@ -305,6 +332,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_notify),
+	    cmocka_unit_test(test_closed_streams),
 	    cmocka_unit_test_setup_teardown(test_stats_connection, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_stats_hostile, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_prometheus, set_up, tear_down),

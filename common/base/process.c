@@ -1,0 +1,39 @@
+#include "common/base/process.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+/* Opened the wrong way round: whoever reads standard input or writes standard output is told that
+ * it is not there. */
+static const int stream_modes[] = {O_WRONLY, O_RDONLY, O_WRONLY};
+
+static enum kv_status open_streams(void)
+{
+	for (int i = STDIN_FILENO; i <= STDERR_FILENO; i++) {
+		if (fcntl(i, F_GETFD) >= 0 || errno != EBADF) continue;
+		/* All below i are open: the lowest free number is i. */
+		if (open("/dev/null", stream_modes[i]) != i)
+			return kv_fail(KV_IO, "descriptor %d is closed and /dev/null cannot take its place: %s",
+			    i, strerror(errno));
+	}
+	return KV_OK;
+}
+
+enum kv_status kv_process_prepare(void)
+{
+	struct sigaction ignore = {.sa_handler = SIG_IGN};
+
+	sigaction(SIGPIPE, &ignore, NULL);
+	sigaction(SIGXFSZ, &ignore, NULL);
+	return open_streams();
+}
+
+enum kv_status kv_process_finish(void)
+{
+	if (fflush(stdout) == 0 && !ferror(stdout)) return KV_OK;
+	return kv_fail(KV_IO, "standard output cannot be written");
+}
