@@ -88,6 +88,7 @@ int main(int argc, char **argv)
 	        &command, &exit_code))
 		return exit_code;
 	kv_log_set_level((enum kv_log_level)daemon.settings.log_level);
+	kv_log_never_wait();
 	kv_transport_prepare();
 	exit_code = kv_exit_code(&kvs_program, run(&daemon));
 	kv_config_destroy(daemon.config);

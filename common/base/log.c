@@ -3,8 +3,12 @@
 #include "common/base/clock.h"
 
 #include <errno.h>
+#include <inttypes.h>
+#include <poll.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,6 +18,13 @@
 enum { LINE_SIZE = 2048 };
 
 static atomic_int current_level = KV_LOG_INFO;
+
+/* Set once, before there are threads. */
+static bool never_waits;
+
+/* Of processes that never wait: keeps what poll said true until the line is written. */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t dropped;
 
 static const char *const level_words[] = {"error", "warning", "info", "debug"};
 
@@ -71,6 +82,49 @@ static void hide_control_characters(char *text, size_t length)
 	}
 }
 
+void kv_log_never_wait(void)
+{
+	never_waits = true;
+}
+
+/* A pipe, a terminal or a socket that can be written to takes at least a line without waiting. */
+static bool is_writable(void)
+{
+	struct pollfd one = {.fd = STDERR_FILENO, .events = POLLOUT};
+
+	return poll(&one, 1, 0) > 0;
+}
+
+/* A log line that cannot be written has nowhere else to go. */
+static void put_line(const char *line, size_t length)
+{
+	if (write(STDERR_FILENO, line, length) < 0) return;
+}
+
+static void put_count(uint64_t lines)
+{
+	char line[256];
+	size_t head = put_head(line, sizeof line, KV_LOG_WARNING, "log");
+	int length = snprintf(line + head, sizeof line - head,
+	    "standard error was not read, lines dropped: %" PRIu64 "\n", lines);
+
+	if (length > 0) put_line(line, head + (size_t)length);
+}
+
+static void put_or_drop(const char *line, size_t length)
+{
+	pthread_mutex_lock(&lock);
+	if (dropped > 0 && is_writable()) {
+		put_count(dropped);
+		dropped = 0;
+	}
+	if (dropped == 0 && is_writable())
+		put_line(line, length);
+	else
+		dropped++;
+	pthread_mutex_unlock(&lock);
+}
+
 void kv_log(enum kv_log_level level, const char *module, const char *format, ...)
 {
 	char line[LINE_SIZE];
@@ -89,7 +143,9 @@ void kv_log(enum kv_log_level level, const char *module, const char *format, ...
 	hide_control_characters(line + head, length - head);
 	if (written >= 0 && (size_t)written > length - head) memcpy(line + length - 3, "...", 3);
 	line[length++] = '\n';
-	/* A log line that cannot be written has nowhere else to go. */
-	if (write(STDERR_FILENO, line, length) < 0) errno = saved_errno;
+	if (never_waits)
+		put_or_drop(line, length);
+	else
+		put_line(line, length);
 	errno = saved_errno;
 }

@@ -15,6 +15,12 @@ enum kv_log_level { KV_LOG_ERROR, KV_LOG_WARNING, KV_LOG_INFO, KV_LOG_DEBUG };
 void kv_log_set_level(enum kv_log_level level);
 enum kv_log_level kv_log_level(void);
 
+/* For processes that others wait for, to be called before there are threads: from now on a line
+ * that standard error does not take at once (a terminal that is stopped, a reader that hangs) is
+ * dropped, and the first one that is taken again is preceded by one that says how many were.
+ * Before, and in programs that do not call this, logging waits for as long as the reader does. */
+void kv_log_never_wait(void);
+
 /* "error", "warning", "info", "debug"; 0 on success, -1 when the word is none of them. */
 int kv_log_parse_level(const char *word, enum kv_log_level *level);
 

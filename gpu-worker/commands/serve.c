@@ -226,6 +226,7 @@ static enum kv_status open_all(struct serving *serving)
 {
 	uint64_t watchdog_ms;
 
+	kv_log_never_wait();
 	KV_TRY(kv_sd_open(serving->allocator, &serving->notify));
 	kv_sd_take_fds(take_listener, serving);
 	kv_sd_status(serving->notify, "loading %s", serving->settings->model);

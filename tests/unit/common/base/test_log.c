@@ -1,5 +1,6 @@
 #include "common/base/log.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -99,6 +100,45 @@ static void level_words_are_strict(void **state)
 	assert_int_equal(level, KV_LOG_DEBUG);
 }
 
+enum { MANY_LINES = 4000, NO_HANG_SECONDS = 20 };
+
+/* Read what is in the pipe now. */
+static void drain(int descriptor)
+{
+	size_t used = 0;
+	ssize_t got;
+
+	while ((got = read(descriptor, captured, sizeof captured - 1)) > 0)
+		used = (size_t)got;
+	captured[used] = '\0';
+}
+
+/* Last of the tests: there is no way back. */
+static void a_reader_that_hangs_stops_nobody(void **state)
+{
+	int saved = dup(STDERR_FILENO), pair[2];
+
+	(void)state;
+	assert_int_equal(pipe(pair), 0);
+	assert_int_equal(fcntl(pair[0], F_SETFL, O_NONBLOCK), 0);
+	assert_true(dup2(pair[1], STDERR_FILENO) >= 0);
+	kv_log_never_wait();
+	/* Nobody reads: without this the first thousand lines would be the last. */
+	alarm(NO_HANG_SECONDS);
+	for (int i = 0; i < MANY_LINES; i++)
+		kv_info("test", "line=%d: %064d", i, 0);
+	drain(pair[0]);
+	kv_info("test", "read again");
+	alarm(0);
+	dup2(saved, STDERR_FILENO);
+	drain(pair[0]);
+	assert_non_null(strstr(captured, "warning log: standard error was not read, lines dropped: "));
+	assert_non_null(strstr(captured, "info test: read again\n"));
+	close(saved);
+	close(pair[0]);
+	close(pair[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -106,6 +146,7 @@ int main(void)
 	    cmocka_unit_test(the_journal_gets_priorities),
 	    cmocka_unit_test(one_event_is_one_line),
 	    cmocka_unit_test(level_words_are_strict),
+	    cmocka_unit_test(a_reader_that_hangs_stops_nobody),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
