@@ -8,6 +8,7 @@
 #include "gpu-worker/commands/report.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/session.h"
+#include "gpu-worker/text/sampler.h"
 
 /* Prefill under a progress display. */
 static enum kv_status run_prompt(const struct gw_settings *s, struct gw_worker *worker,
@@ -108,6 +109,7 @@ enum kv_status gw_command_perplexity(const struct gw_settings *s, struct kv_allo
 	request.max_tokens = s->decode;
 	KV_TRY_GOTO(status, gw_sequence_open(worker.pipeline, &request, &sequence), done);
 	KV_TRY_GOTO(status, teach(s, &worker, sequence, ids, logits, &nll), done);
+	KV_TRY_GOTO(status, gw_check_logit(nll), done);
 	status = print_perplexity(s, &worker, sequence, nll);
 done:
 	gw_sequence_close(sequence, 0);
@@ -115,6 +117,15 @@ done:
 	kv_free(allocator, logits);
 	gw_worker_close(&worker);
 	return status;
+}
+
+static double greatest(const float *logits, uint32_t vocabulary)
+{
+	float best = -INFINITY;
+
+	for (uint32_t i = 0; i < vocabulary; i++)
+		if (logits[i] > best) best = logits[i];
+	return (double)best;
 }
 
 /* Top k by falling logit, ties to the lower id. */
@@ -128,6 +139,7 @@ static json_t *top_of(const float *logits, uint32_t vocabulary, uint32_t k)
 		int32_t best = -1;
 
 		for (uint32_t i = 0; i < vocabulary; i++) {
+			if (isnan(logits[i])) continue;
 			if (logits[i] > bound || (logits[i] == bound && (int32_t)i <= last)) continue;
 			if (best < 0 || logits[i] > logits[best]) best = (int32_t)i;
 		}
@@ -181,6 +193,9 @@ enum kv_status gw_command_logits(const struct gw_settings *s, struct kv_allocato
 	KV_TRY_GOTO(status, gw_sequence_open(worker.pipeline, &request, &sequence), done);
 	KV_TRY_GOTO(status, run_prompt(s, &worker, sequence, logits,
 		request.token_count > 1 ? &mean_nll : NULL), done);
+	KV_TRY_GOTO(status, gw_check_logit(greatest(logits, gw_model_shape(worker.model)->vocabulary)),
+		done);
+	KV_TRY_GOTO(status, gw_check_logit(mean_nll), done);
 	status = print_logits(s, &worker, logits, request.token_count, mean_nll);
 done:
 	gw_sequence_close(sequence, 0);

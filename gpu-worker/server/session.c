@@ -276,6 +276,8 @@ enum kv_status gw_session_pick(struct gw_session *session, const float *logits)
 	/* Rows that only fill the model's table up have no text. */
 	token = gw_sampler_pick(&session->sampler, logits, spoken < vocabulary ? spoken : vocabulary,
 		session->scratch);
+	status = gw_check_logit((double)logits[token]);
+	if (status != KV_OK) return fail(session, status);
 	if (!session->parameters.ignore_end && gw_tokenizer_is_end(session->tokenizer, token)) {
 		session->finish = GW_FINISH_STOP;
 		return KV_OK;

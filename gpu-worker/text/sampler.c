@@ -146,3 +146,11 @@ int32_t gw_sampler_pick(
 	}
 	return choices[count - 1].id;
 }
+
+enum kv_status gw_check_logit(double logit)
+{
+	if (isfinite(logit)) return KV_OK;
+	return kv_fail(KV_CORRUPT,
+	    "the model's logits are not finite: its file is damaged, fetch it again (or its keys and "
+	    "values are too large for f16, try --kv-type f32)");
+}

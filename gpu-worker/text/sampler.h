@@ -40,6 +40,10 @@ size_t gw_sampler_scratch_bytes(uint32_t vocabulary);
 int32_t gw_sampler_pick(
     struct gw_sampler *sampler, const float *logits, uint32_t vocabulary, void *scratch);
 
+/* KV_CORRUPT with a sentence when the logit that a token was picked by, or a mean of logits, is no
+ * finite number: then all are not, and the pick says nothing. */
+enum kv_status gw_check_logit(double logit);
+
 #ifdef __cplusplus
 }
 #endif

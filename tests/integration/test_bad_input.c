@@ -210,6 +210,35 @@ static void model_files(void **state)
 	unlink(path);
 }
 
+/* Weights that are no numbers: whatever would be picked then is no answer. */
+static void damaged_weights(void **state)
+{
+	enum { DAMAGED_BYTES = 600000 };
+	static const char *const commands[] = {"generate", "generate", "generate", "logits"};
+	static const char *const options[] = {
+	    "--temperature=0", "--temperature=1", "--policy=full", "--json"};
+	const char *const named[] = {"not finite", "damaged", NULL};
+	char path[160], *bytes;
+	size_t size;
+
+	(void)state;
+	snprintf(path, sizeof path, "%s/model.gguf", store.directory);
+	bytes = read_model(MODEL, &size);
+	assert_true(size > DAMAGED_BYTES);
+	/* NaN, as halves and as floats. */
+	for (size_t i = size - DAMAGED_BYTES; i < size; i++)
+		bytes[i] = (char)(i % 2 ? 0x7f : 0xc0);
+	write_model(path, bytes, size);
+	for (size_t i = 0; i < sizeof options / sizeof options[0]; i++) {
+		const char *const arguments[] = {
+		    commands[i], "--model", path, "--tokens-file", "-", options[i], NULL};
+
+		check(arguments, 1, named);
+	}
+	free(bytes);
+	unlink(path);
+}
+
 /* Counts and lengths that would take all memory, and bits that are wrong anywhere in the header. */
 static void hostile_model_files(void **state)
 {
@@ -527,6 +556,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(prompts, begin, end),
 	    cmocka_unit_test_setup_teardown(outputs, begin, end),
 	    cmocka_unit_test_setup_teardown(model_files, begin, end),
+	    cmocka_unit_test_setup_teardown(damaged_weights, begin, end),
 	    cmocka_unit_test_setup_teardown(hostile_model_files, begin, end),
 	    cmocka_unit_test_setup_teardown(a_store_that_is_not_there, begin, end),
 	    cmocka_unit_test_setup_teardown(more_memory_than_there_is, begin, end),
