@@ -65,19 +65,16 @@ static void unlock_directory(int descriptor)
 	if (descriptor >= 0) close(descriptor);
 }
 
-/* True when there is a socket at the path and nobody listens on it. */
-static bool is_dead(const struct sockaddr_un *address)
+/* True when there is a socket at the path and nobody listens on it. The probe is a socket without
+ * an address, and still is one when this is true; opening one here could fail where descriptors
+ * are scarce, and a dead socket would pass for a live one. */
+static bool is_dead(int probe, const struct sockaddr_un *address)
 {
 	struct stat status;
-	int probe, refused;
 
 	if (lstat(address->sun_path, &status) < 0 || !S_ISSOCK(status.st_mode)) return false;
-	probe = open_socket();
-	if (probe < 0) return false;
-	refused = connect(probe, (const struct sockaddr *)address, sizeof *address) < 0 &&
-	          errno == ECONNREFUSED;
-	close(probe);
-	return refused;
+	return connect(probe, (const struct sockaddr *)address, sizeof *address) < 0 &&
+	       errno == ECONNREFUSED;
 }
 
 static enum kv_status bind_socket(int descriptor, const struct sockaddr_un *address)
@@ -86,7 +83,7 @@ static enum kv_status bind_socket(int descriptor, const struct sockaddr_un *addr
 
 	if (bind(descriptor, generic, sizeof *address) == 0) return KV_OK;
 	if (errno == EADDRINUSE) {
-		if (!is_dead(address)) {
+		if (!is_dead(descriptor, address)) {
 			return kv_fail(KV_EXISTS,
 			    "%s exists and is in use (or is no socket): stop what listens there, or choose "
 			    "another path",
@@ -95,6 +92,11 @@ static enum kv_status bind_socket(int descriptor, const struct sockaddr_un *addr
 		if (unlink(address->sun_path) == 0 && bind(descriptor, generic, sizeof *address) == 0)
 			return KV_OK;
 	}
+	if (errno == ENOENT)
+		return kv_fail(KV_IO,
+		    "cannot make the socket %s: its directory is not there: make it, or choose another "
+		    "path",
+		    address->sun_path);
 	return kv_fail(errno == EACCES || errno == EPERM ? KV_REFUSED : KV_IO,
 	    "cannot make the socket %s: %s", address->sun_path, strerror(errno));
 }
@@ -129,14 +131,18 @@ close_socket:
 void kv_unix_unlisten(int socket, const char *path)
 {
 	struct sockaddr_un address;
-	int lock;
+	int lock, probe;
 
-	/* Once closed, our own socket is a dead one; a successor's that took its place is not. */
+	/* Once closed, our own socket is a dead one; a successor's that took its place is not. The
+	 * probe comes before the lock, which is a courtesy, for the descriptor that has just become
+	 * free. */
 	close(socket);
 	if (fill_address(path, &address) != KV_OK) return;
+	probe = open_socket();
 	lock = lock_directory(path);
-	if (is_dead(&address)) unlink(path);
+	if (probe >= 0 && is_dead(probe, &address)) unlink(path);
 	unlock_directory(lock);
+	if (probe >= 0) close(probe);
 }
 
 enum kv_status kv_unix_accept(int listener, int *socket)

@@ -6,6 +6,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -114,6 +115,33 @@ static void test_what_is_no_socket_is_kept(void **state)
 	unlink(path);
 }
 
+enum { SPARE_DESCRIPTORS = 64 };
+
+/* With one descriptor left, a dead socket is still told from a live one, and ours is removed. */
+static void test_few_descriptors(void **state)
+{
+	struct rlimit limit, low;
+	int spare[SPARE_DESCRIPTORS];
+	int listener = -1, count = 0;
+
+	(void)state;
+	assert_int_equal(kv_unix_listen(path, KV_UNIX_MODE, &listener), KV_OK);
+	close(listener); /* killed: the socket stays, dead */
+	assert_int_equal(getrlimit(RLIMIT_NOFILE, &limit), 0);
+	low = (struct rlimit){SPARE_DESCRIPTORS, limit.rlim_max};
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &low), 0);
+	while (count < SPARE_DESCRIPTORS && (spare[count] = dup(0)) >= 0)
+		count++;
+	assert_true(count > 0);
+	close(spare[--count]);
+	assert_int_equal(kv_unix_listen(path, KV_UNIX_MODE, &listener), KV_OK);
+	kv_unix_unlisten(listener, path);
+	while (count > 0)
+		close(spare[--count]);
+	assert_int_equal(setrlimit(RLIMIT_NOFILE, &limit), 0);
+	assert_int_equal(access(path, F_OK), -1);
+}
+
 static void test_paths(void **state)
 {
 	char longest[200];
@@ -131,6 +159,7 @@ static void test_paths(void **state)
 	assert_int_equal(kv_unix_connect("", &socket), KV_INVALID);
 	assert_int_equal(kv_unix_connect(path, &socket), KV_DISCONNECTED);
 	assert_int_equal(kv_unix_listen("/nonexistent-kv/x", KV_UNIX_MODE, &socket), KV_IO);
+	assert_non_null(strstr(kv_error_message(), "/nonexistent-kv/x: its directory is not there"));
 	assert_int_equal(socket, -1);
 }
 
@@ -160,6 +189,7 @@ int main(void)
 	    cmocka_unit_test(test_a_dead_socket_is_replaced),
 	    cmocka_unit_test(test_unlisten_spares_a_successor),
 	    cmocka_unit_test(test_what_is_no_socket_is_kept),
+	    cmocka_unit_test(test_few_descriptors),
 	    cmocka_unit_test(test_paths),
 	    cmocka_unit_test(test_full_backlog),
 	};
