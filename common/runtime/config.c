@@ -31,15 +31,25 @@ static bool near_enough(unsigned distance, size_t length)
 	return distance <= (length > 8 ? 3U : length > 3 ? 2U : 1U);
 }
 
+static const char *const built_in[] = {"config", "help", "version", "check", "print-config"};
+
+enum { BUILT_IN = sizeof built_in / sizeof built_in[0] };
+
+bool kv_config_built_in(const char *name)
+{
+	for (size_t i = 0; i < BUILT_IN; i++)
+		if (strcmp(name, built_in[i]) == 0) return true;
+	return false;
+}
+
 enum kv_status kv_config_unknown(const struct kv_program *program, const struct kv_command *command,
     const char *name, size_t length, const char *where)
 {
-	static const char *const built_in[] = {"config", "help", "version", "check", "print-config"};
 	const char *nearest = NULL;
 	unsigned best = KV_CONFIG_NAME_SIZE;
 	int shown = length < KV_CONFIG_NAME_SIZE ? (int)length : KV_CONFIG_NAME_SIZE - 1;
 
-	for (size_t i = 0; i < program->option_count + 5; i++) {
+	for (size_t i = 0; i < program->option_count + BUILT_IN; i++) {
 		bool own = i < program->option_count;
 		const char *known = own ? program->options[i].name : built_in[i - program->option_count];
 		unsigned distance = kv_config_distance(name, length, known);

@@ -69,6 +69,8 @@ static enum kv_status take_value(struct reading *reading, const char *written, c
 		if (!written[i]) break;
 	}
 	option = length < sizeof name ? kv_config_find(program, name, length) : NULL;
+	if (length < sizeof name && kv_config_built_in(name))
+		return kv_fail(KV_INVALID, "%s: %s cannot be set in a file", origin, name);
 	if (!option) return kv_config_unknown(program, pass->command, name, length, origin);
 	if (option->kind == KV_OPTION_FLAG || (option->flags & KV_OPTION_POSITIONAL))
 		return kv_fail(KV_INVALID, "%s: %s is for the command line only", origin, name);

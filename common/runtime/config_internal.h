@@ -41,6 +41,9 @@ bool kv_config_active(const struct kv_option *option, const struct kv_command *c
 const struct kv_option *kv_config_find(
     const struct kv_program *program, const char *name, size_t length);
 
+/* True for what every program takes and no table holds, such as help; none is set in files. */
+bool kv_config_built_in(const char *name);
+
 /* Fail for a name that is in no table, with the nearest active one. */
 enum kv_status kv_config_unknown(const struct kv_program *program, const struct kv_command *command,
     const char *name, size_t length, const char *where);

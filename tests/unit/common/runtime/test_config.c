@@ -352,6 +352,8 @@ static void mistakes_in_files_name_the_line(void **state)
 	refused_file("workers\n", ":1: the line is neither", "");
 	refused_file("[tester\n", ":1: the line is neither", "");
 	refused_file("dry_run = yes\n", ":1: dry-run is for the command line only", "");
+	refused_file("config = other.ini\n", ":1: config cannot be set in a file", "");
+	refused_file("print_config = yes\n", ":1: print-config cannot be set in a file", "");
 	refused_file("input = yes\n", "input is for the command line only", "");
 	refused_file("workers = 13\n", "bad luck", "");
 	memset(long_line, 'x', sizeof long_line - 2);
