@@ -165,6 +165,18 @@ void kv_loop_stop(struct kv_loop *loop)
 	uv_stop(&loop->uv);
 }
 
+/* Who asks twice for the end, as `timeout` and impatient people do, must not turn a clean one into
+ * a death by signal: libuv gives the signals their default effect back. */
+static void close_signals(struct kv_loop *loop)
+{
+	struct sigaction ignore = {.sa_handler = SIG_IGN};
+
+	for (int i = 0; i < SIGNAL_COUNT; i++) {
+		uv_close((uv_handle_t *)&loop->signals[i], NULL);
+		sigaction(watched_signals[i], &ignore, NULL);
+	}
+}
+
 void kv_loop_destroy(struct kv_loop *loop)
 {
 	struct kv_list *position;
@@ -174,10 +186,7 @@ void kv_loop_destroy(struct kv_loop *loop)
 	uv_close((uv_handle_t *)&loop->prepare, NULL);
 	uv_close((uv_handle_t *)&loop->idle, NULL);
 	uv_close((uv_handle_t *)&loop->limit, NULL);
-	if (loop->signals_open) {
-		for (int i = 0; i < SIGNAL_COUNT; i++)
-			uv_close((uv_handle_t *)&loop->signals[i], NULL);
-	}
+	if (loop->signals_open) close_signals(loop);
 	/* A done callback that runs meanwhile may register something new: look again each time. */
 	do {
 		KV_LIST_EACH_SAFE(position, following, &loop->objects)

@@ -98,8 +98,8 @@ enum { KV_LOOP_WORK_LIMIT = 256 };
 enum kv_status kv_loop_work(
     struct kv_loop *loop, kv_loop_callback work, kv_loop_callback done, void *context);
 
-/* SIGTERM, SIGINT and SIGHUP arrive as callbacks; SIGPIPE is ignored by the process from here on.
- */
+/* SIGTERM, SIGINT and SIGHUP arrive as callbacks, and are ignored once the loop is destroyed;
+ * SIGPIPE is ignored by the process from here on. */
 enum kv_status kv_loop_signals(
     struct kv_loop *loop, kv_loop_signal_callback callback, void *context);
 

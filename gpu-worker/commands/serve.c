@@ -12,7 +12,9 @@
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/http_server.h"
 
-enum { TICK_MS = 20, GRACE_MS = 3000 };
+/* Signals within SAME_WISH_MS of the first say the same: managers send them to a process and to its
+ * group, `timeout` does both. */
+enum { TICK_MS = 20, GRACE_MS = 3000, SAME_WISH_MS = 300 };
 
 struct serving {
 	const struct gw_settings *settings;
@@ -26,8 +28,9 @@ struct serving {
 	struct kv_timer *drain; /* looks whether the last answer is out */
 	struct kv_timer *watchdog;
 	bool ready, stopping, ended;
-	uint64_t stop_ms; /* when running requests are ended */
-	uint64_t end_ms;  /* when the process ends whatever runs */
+	uint64_t asked_ms; /* when the end was asked for */
+	uint64_t stop_ms;  /* when running requests are ended */
+	uint64_t end_ms;   /* when the process ends whatever runs */
 	int listen_fd;
 	enum kv_status status;
 };
@@ -147,10 +150,12 @@ static void on_signal(void *context, int signal_number)
 
 	if (signal_number == SIGHUP) return;
 	if (serving->stopping) {
+		if (now < serving->asked_ms + SAME_WISH_MS) return;
 		kv_warning("serve", "second signal: ending at once");
 		end_at_once(1);
 	}
 	serving->stopping = true;
+	serving->asked_ms = now;
 	serving->stop_ms = now + serving->settings->drain_ms;
 	serving->end_ms = serving->stop_ms + GRACE_MS;
 	kv_info("serve", "stopping: %u requests are left", gw_http_server_busy(serving->server));

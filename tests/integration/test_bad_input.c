@@ -148,6 +148,23 @@ static void outputs(void **state)
 	}
 }
 
+/* Two signals at once, as `timeout` and service managers send them, are one wish: the worker ends as
+ * after one, with 0. */
+static void signals(void **state)
+{
+	const char *const arguments[] = {
+	    KV_GPU_WORKER, "serve", "--model", MODEL, "--listen", "127.0.0.1:0", NULL};
+	struct process process;
+
+	(void)state;
+	assert_true(process_start(&process, arguments, NULL));
+	assert_true(process_wait_error(&process, "listening on", LIMIT_MS));
+	process_signal(&process, SIGTERM);
+	process_signal(&process, SIGINT);
+	assert_int_equal(process_wait(&process, LIMIT_MS), 0);
+	process_deinit(&process);
+}
+
 /* ---- model files ---- */
 
 static char *read_model(const char *path, size_t *size)
@@ -555,6 +572,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(options, begin, end),
 	    cmocka_unit_test_setup_teardown(prompts, begin, end),
 	    cmocka_unit_test_setup_teardown(outputs, begin, end),
+	    cmocka_unit_test_setup_teardown(signals, begin, end),
 	    cmocka_unit_test_setup_teardown(model_files, begin, end),
 	    cmocka_unit_test_setup_teardown(damaged_weights, begin, end),
 	    cmocka_unit_test_setup_teardown(hostile_model_files, begin, end),

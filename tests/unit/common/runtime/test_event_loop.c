@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdlib.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <setjmp.h>
@@ -344,6 +345,26 @@ static void signals_become_callbacks(void **state)
 	assert_int_equal(write(fixture->sockets[0], "x", 1), -1);
 }
 
+/* Signals that come while a process ends do not end it in another way. */
+static void signals_after_the_loop_are_ignored(void **state)
+{
+	struct fixture *fixture = *state;
+	int status = -1;
+	pid_t child = fork();
+
+	assert_true(child >= 0);
+	if (child == 0) {
+		if (kv_loop_signals(fixture->loop, on_signal, fixture) != KV_OK) _exit(1);
+		kv_loop_destroy(fixture->loop);
+		raise(SIGTERM);
+		raise(SIGINT);
+		raise(SIGHUP);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+}
+
 static void every_failure_is_survived(void **state)
 {
 	struct fixture *fixture = *state;
@@ -398,6 +419,7 @@ int main(void)
 	    LOOP_TEST(a_waker_carries_memory_across_threads),
 	    LOOP_TEST(the_loop_does_not_block_while_more_is_ready),
 	    LOOP_TEST(work_runs_elsewhere_once),
+	    LOOP_TEST(signals_after_the_loop_are_ignored),
 	    LOOP_TEST(signals_become_callbacks),
 	    LOOP_TEST(every_failure_is_survived),
 	    LOOP_TEST(destroy_closes_what_is_open),
