@@ -219,6 +219,7 @@ enum kv_status kvc_session_check(
 {
 	const struct kvw_control_page *page = session->page;
 	uint64_t number = kvc_channel_session(store->channel);
+	uint64_t epoch, generation;
 
 	if (!number) return kv_fail(KV_DISCONNECTED, "the connection to the store is lost");
 	if (number != session->number)
@@ -228,12 +229,14 @@ enum kv_status kvc_session_check(
 	/* The copies that the caller made come before these loads: a word that still stands means that
 	 * nothing of it had been reused when they were made. */
 	atomic_thread_fence(memory_order_acquire);
-	if (atomic_load_explicit((const _Atomic uint64_t *)&page->lease[session->slot],
-	        memory_order_acquire) != session->epoch)
-		return kv_fail(KV_STALE, "the lease of this worker has lapsed");
-	if (atomic_load_explicit((const _Atomic uint64_t *)&page->boot_generation,
-	        memory_order_acquire) != session->generation)
-		return kv_fail(KV_STALE, "the store was started anew");
+	epoch = atomic_load_explicit(
+	    (const _Atomic uint64_t *)&page->lease[session->slot], memory_order_acquire);
+	/* Second: a store that stops says so here before it ends the leases. */
+	generation = atomic_load_explicit(
+	    (const _Atomic uint64_t *)&page->boot_generation, memory_order_acquire);
+	if (generation == 0) return kv_fail(KV_DISCONNECTED, "the store stops");
+	if (generation != session->generation) return kv_fail(KV_STALE, "the store was started anew");
+	if (epoch != session->epoch) return kv_fail(KV_STALE, "the lease of this worker has lapsed");
 	return KV_OK;
 }
 

@@ -189,6 +189,16 @@ void kvs_control_page_fill(struct kvs_server *server)
 	    kvs_engine_generation(server->engine), memory_order_release);
 }
 
+void kvs_control_page_end(struct kvs_server *server)
+{
+	struct kvw_control_page *page = server->page;
+
+	if (!page) return;
+	atomic_store_explicit((_Atomic uint64_t *)&page->boot_generation, 0, memory_order_release);
+	/* The leases that end now are seen after this word, not as ones that have lapsed. */
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
 void kvs_control_page_stop(struct kvs_server *server)
 {
 	if (server->page) kv_control_page_destroy(server->page, server->page_descriptor);

@@ -166,6 +166,7 @@ void kvs_server_destroy(struct kvs_server *server)
 	kv_timer_close(server->tick);
 	kv_timer_close(server->status);
 	kv_timer_close(server->growth);
+	kvs_control_page_end(server);
 	kvs_peers_close_all(server);
 	wait_for_jobs(server);
 	kvs_mourning_stop(server);

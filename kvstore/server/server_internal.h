@@ -169,6 +169,8 @@ struct kvs_environment kvs_arena_environment(struct kvs_server *server);
 enum kv_status kvs_control_page_start(struct kvs_server *server);
 /* Once the engine has its generation. */
 void kvs_control_page_fill(struct kvs_server *server);
+/* Before the peers are closed: tells the workers that the store stops. */
+void kvs_control_page_end(struct kvs_server *server);
 void kvs_control_page_stop(struct kvs_server *server);
 
 /* ---- growth.c ---- */

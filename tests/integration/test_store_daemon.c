@@ -227,14 +227,20 @@ static void test_stop_with_workers(void **state)
 	struct kvc_options options = test_options(&fixture, "a");
 	struct kvc_store *store = NULL;
 	struct kvc_sequence *sequence = NULL;
+	enum kv_status status;
 	uint64_t deadline;
 
 	(void)state;
 	assert_ok(kvc_open(&options, &store));
 	assert_ok(test_open(store, NULL, 1, &sequence));
 	assert_ok(test_write(store, sequence, 1));
+	store_fixture_signal(&fixture, SIGTERM);
+	deadline = store_fixture_now() + 5000;
+	/* The first that is seen of it must not be a lease that has lapsed. */
+	while ((status = kvc_check(store)) == KV_OK)
+		assert_true(store_fixture_now() < deadline);
+	assert_int_equal(status, KV_DISCONNECTED);
 	assert_true(store_fixture_stop(&fixture));
-	deadline = store_fixture_now() + 2000;
 	while (kvc_connected(store))
 		assert_true(store_fixture_now() < deadline);
 	assert_int_equal(kvc_check(store), KV_DISCONNECTED);
