@@ -148,8 +148,8 @@ static void outputs(void **state)
 	}
 }
 
-/* Two signals at once, as `timeout` and service managers send them, are one wish: the worker ends as
- * after one, with 0. */
+/* Two signals at once, as `timeout` and service managers send them, are one wish: the worker ends
+ * as after one, with 0. */
 static void signals(void **state)
 {
 	const char *const arguments[] = {
