@@ -154,7 +154,8 @@ static const struct kv_option options[] = {
 
 	{.name = "listen", .kind = KV_OPTION_STRING, .offset = AT(listen),
 		.default_text = "127.0.0.1:8080", .unit = "HOST:PORT", .group = "Serving",
-		.commands = GW_SERVE, .help = "Address of the HTTP API; port 0 takes a free one."},
+		.commands = GW_SERVE,
+		.help = "Address of the HTTP API; without HOST 127.0.0.1, port 0 takes a free one."},
 	NUMBER("max-sequences", max_sequences, "4", "sequences", "Requests that decode at once.",
 		GW_SERVE, 1, 16),
 	NUMBER("max-requests", max_requests, "64", "requests", "Requests that may wait, at most.",

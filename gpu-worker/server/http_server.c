@@ -5,6 +5,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -235,8 +236,9 @@ static enum kv_status open_listener(struct gw_http_server *server)
 	}
 	KV_TRY(split_address(listen, host, &port));
 	hints.ai_socktype = SOCK_STREAM;
-	hints.ai_flags = AI_PASSIVE | AI_NUMERICSERV;
-	failed = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, &list);
+	hints.ai_flags = AI_NUMERICSERV;
+	/* The API has no authentication: who wants other machines to reach it says so. */
+	failed = getaddrinfo(host[0] != '\0' ? host : "127.0.0.1", port, &hints, &list);
 	if (failed != 0)
 		return kv_fail(KV_INVALID, "--listen \"%s\": %s", listen, gai_strerror(failed));
 	for (const struct addrinfo *at = list; at != NULL && server->listen_fd < 0; at = at->ai_next)
@@ -246,6 +248,15 @@ static enum kv_status open_listener(struct gw_http_server *server)
 	if (server->listen_fd < 0)
 		return kv_fail(KV_IO, "--listen \"%s\": %s", listen, strerror(failed));
 	return KV_OK;
+}
+
+static int is_loopback(const struct sockaddr_storage *address)
+{
+	const struct sockaddr_in *four = (const struct sockaddr_in *)(const void *)address;
+	const struct sockaddr_in6 *six = (const struct sockaddr_in6 *)(const void *)address;
+
+	if (address->ss_family == AF_INET) return (ntohl(four->sin_addr.s_addr) >> 24) == 127;
+	return address->ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&six->sin6_addr);
 }
 
 static void name_address(struct gw_http_server *server)
@@ -261,6 +272,11 @@ static void name_address(struct gw_http_server *server)
 		return;
 	snprintf(server->address, sizeof server->address, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host,
 	    port);
+	if (!is_loopback(&address))
+		kv_warning("http",
+		    "listening on %s, beyond this machine: the API has no authentication and no TLS, put a "
+		    "proxy in front of it",
+		    server->address);
 }
 
 static enum kv_status start_daemon(struct gw_http_server *server)
