@@ -43,7 +43,7 @@ struct gw_cluster_cache {
 static enum kv_status take_memory(struct gw_cluster_cache *cache)
 {
 	struct kv_allocator *allocator = cache->options.allocator;
-	size_t page_bytes = cache->options.row_bytes * GW_CACHE_PAGE_ROWS;
+	size_t bytes = cache->options.row_bytes * GW_CACHE_PAGE_ROWS * cache->page_count;
 	void *memory;
 
 	cache->next_page = kv_alloc_array(allocator, cache->page_count, sizeof *cache->next_page);
@@ -54,9 +54,10 @@ static enum kv_status take_memory(struct gw_cluster_cache *cache)
 		return KV_NO_MEMORY;
 	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct map_key),
 		kv_random_entropy(), &cache->map));
-	KV_TRY(cache->options.ops->buffer_create(cache->options.backend,
-		page_bytes * cache->page_count, &memory));
+	KV_TRY(cache->options.ops->buffer_create(cache->options.backend, bytes, &memory));
 	cache->memory = memory;
+	/* Free pages are handed out in ascending order: these are the first that are used. */
+	memset(memory, 0, cache->options.warm_bytes < bytes ? cache->options.warm_bytes : bytes);
 	return KV_OK;
 }
 

@@ -36,6 +36,7 @@ struct gw_cache_options {
 	struct kn_backend *backend;
 	uint64_t capacity_bytes;   /* rounded down to pages */
 	size_t row_bytes;
+	uint64_t warm_bytes;       /* touched at creation, so that first steps do not wait for pages */
 	uint32_t recency;          /* 0: by bytes alone */
 };
 

@@ -5,6 +5,9 @@
 
 #include "gpu-worker/pipeline/step.h"
 
+/* Cache memory that is touched at the start, at most. */
+static const uint64_t warm_limit = (uint64_t)256 << 20;
+
 void gw_pipeline_layout(const struct gw_model_shape *shape, const struct gw_policy_options *policy,
 	enum kn_kv_type kv_type, struct kvw_model_layout *layout)
 {
@@ -54,6 +57,17 @@ static void digest_policy(struct gw_pipeline *pipeline)
 	crypto_generichash_final(&state, pipeline->policy_digest, sizeof pipeline->policy_digest);
 }
 
+/* What the selections of one step take, all layers and sequences. */
+static uint64_t selected_bytes(const struct gw_pipeline *pipeline, uint32_t clustered)
+{
+	const struct gw_pipeline_options *o = &pipeline->options;
+	uint32_t budget = o->policy.budget < pipeline->shape->context ? o->policy.budget
+	                                                               : pipeline->shape->context;
+
+	return (uint64_t)budget * pipeline->row_bytes * pipeline->shape->kv_heads * clustered *
+		o->max_batch;
+}
+
 static enum kv_status create_cache(struct gw_pipeline *pipeline)
 {
 	const struct gw_pipeline_options *o = &pipeline->options;
@@ -68,14 +82,10 @@ static enum kv_status create_cache(struct gw_pipeline *pipeline)
 	cache.backend = o->backend;
 	cache.row_bytes = pipeline->row_bytes;
 	cache.recency = o->cache_recency;
-	cache.capacity_bytes = o->cache_bytes;
-	if (cache.capacity_bytes == 0) {
-		uint32_t budget = o->policy.budget < pipeline->shape->context ? o->policy.budget
-		                                                               : pipeline->shape->context;
-
-		cache.capacity_bytes = (uint64_t)2 * budget * pipeline->row_bytes *
-			pipeline->shape->kv_heads * clustered * o->max_batch;
-	}
+	cache.warm_bytes = selected_bytes(pipeline, clustered);
+	if (cache.warm_bytes > warm_limit) cache.warm_bytes = warm_limit;
+	cache.capacity_bytes =
+		o->cache_bytes > 0 ? o->cache_bytes : 2 * selected_bytes(pipeline, clustered);
 	return gw_cluster_cache_create(&cache, &pipeline->cache);
 }
 
