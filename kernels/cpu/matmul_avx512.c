@@ -187,6 +187,8 @@ ALWAYS_INLINE float quantise_half(
 	float largest = _mm512_reduce_max_ps(_mm512_abs_ps(v));
 	float inverse = largest > 1e-30f ? 127.0f / largest : 0.0f, scale = largest / 127.0f;
 	__m512i q = _mm512_cvtps_epi32(_mm512_mul_ps(v, _mm512_set1_ps(inverse)));
+	/* No number converts to the least int, whose sums would overflow; its scale says NaN. */
+	q = _mm512_max_epi32(q, _mm512_set1_epi32(-127));
 	int32_t sum = _mm512_reduce_add_epi32(q);
 
 	_mm_store_si128((__m128i *)(void *)(block->q[row] + 16 * half), _mm512_cvtepi32_epi8(q));
