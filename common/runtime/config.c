@@ -329,7 +329,8 @@ static enum kv_status run_pass(struct kv_config_pass *pass, int count, char *con
 	KV_TRY(apply_environment(pass));
 	KV_TRY(apply_arguments(pass, count, words));
 	KV_TRY(check_required(pass));
-	return pass->program->validate ? pass->program->validate(pass->settings) : KV_OK;
+	if (!pass->program->validate) return KV_OK;
+	return pass->program->validate(pass->command, pass->settings);
 }
 
 enum kv_status kv_config_load(const struct kv_program *program, const struct kv_command *command,
@@ -415,7 +416,7 @@ static enum kv_status merge(struct kv_config *config, const struct kv_config_pas
 		origins[i].line = fresh->origins[i].line;
 		(*changed)++;
 	}
-	return program->validate ? program->validate(merged) : KV_OK;
+	return program->validate ? program->validate(config->command, merged) : KV_OK;
 }
 
 enum kv_status kv_config_reload(struct kv_config *config, void *settings, size_t *changed)
@@ -463,4 +464,22 @@ bool kv_config_given(const struct kv_config *config, const char *name)
 	const char *source = kv_config_source(config, name);
 
 	return source && strcmp(source, "default") != 0;
+}
+
+void kv_config_warn_ignored(
+    const struct kv_config *config, const char *const *names, const char *why)
+{
+	char list[512] = "";
+	size_t length = 0;
+
+	for (size_t i = 0; names[i] && length < sizeof list; i++) {
+		int added;
+
+		if (!kv_config_given(config, names[i])) continue;
+		added = snprintf(
+		    list + length, sizeof list - length, "%s--%s", length ? ", " : "", names[i]);
+		if (added > 0) length += (size_t)added;
+	}
+	if (length > 0)
+		kv_warning(config->program->name, "%s: given, and without effect with %s", list, why);
 }

@@ -57,9 +57,13 @@ struct kv_option {
 	uint64_t maximum;         /* 0: no limit */
 	double minimum_real;      /* of double; both 0: no limits */
 	double maximum_real;
-	const char *const *words; /* of KV_OPTION_WORD, NULL-terminated */
+	/* NULL-terminated: of KV_OPTION_WORD its words; of a string all that it may be, NULL: any. */
+	const char *const *words;
 	uint32_t commands;        /* KV_COMMAND bits that take this option; 0: all */
 	unsigned flags;           /* enum kv_option_flag */
+	/* Of a string: KV_OK, or a failure whose sentence quotes the value and says what is taken.
+	 * The option's name and where the value came from are put before it. May be NULL. */
+	enum kv_status (*check)(const char *value);
 };
 
 struct kv_command {
@@ -79,8 +83,9 @@ struct kv_program {
 	size_t command_count;
 	const char *default_config; /* read when it exists and no --config is given; may be NULL */
 	const char *const *other_sections; /* of other programs, skipped; NULL-terminated or NULL */
-	/* Judge what concerns several options; `settings` is complete. May be NULL. */
-	enum kv_status (*validate)(const void *settings);
+	/* Judge what concerns several options; `settings` is complete. `command` is the one that was
+	 * called, NULL for a program without subcommands. May be NULL. */
+	enum kv_status (*validate)(const struct kv_command *command, const void *settings);
 };
 
 enum kv_config_action {
@@ -113,7 +118,8 @@ bool kv_config_start(const struct kv_program *program, int argc, char *const *ar
     struct kv_allocator *allocator, void *settings, struct kv_config **config,
     const struct kv_command **command, int *exit_code);
 
-/* KV_EXIT_OK, or KV_EXIT_FAILED after logging this thread's error text as the program's. */
+/* KV_EXIT_OK, or, after logging this thread's error text as the program's, KV_EXIT_FAILED; for
+ * KV_USAGE KV_EXIT_USAGE: an option's value turned out to be wrong after all sources were read. */
 int kv_exit_code(const struct kv_program *program, enum kv_status status);
 
 enum kv_config_action kv_config_action(const struct kv_config *config);
@@ -126,6 +132,11 @@ enum kv_status kv_config_reload(struct kv_config *config, void *settings, size_t
 
 /* Was the option given by any source other than the defaults? */
 bool kv_config_given(const struct kv_config *config, const char *name);
+
+/* Warn, in one line, of those of `names` (NULL-terminated) that were given: they have no effect
+ * because of `why` ("policy full"). Silent when none was. */
+void kv_config_warn_ignored(
+    const struct kv_config *config, const char *const *names, const char *why);
 
 /* "default", "/etc/x.conf:12", "CLUSTERKV_X", "command line"; NULL for an unknown name. Borrowed.
  */

@@ -84,14 +84,15 @@ static bool in_range(const struct kv_option *option, uint64_t value)
 	return value >= option->minimum && (!option->maximum || value <= option->maximum);
 }
 
-static enum kv_status parse_word(const struct kv_option *option, const char *value, void *settings)
+/* The index of `value` in the option's words. */
+static enum kv_status find_word(const struct kv_option *option, const char *value, int *index)
 {
 	char list[256] = "";
 	size_t length = 0;
 
 	for (int i = 0; option->words[i]; i++) {
 		if (strcmp(option->words[i], value) == 0) {
-			write_field(option, settings, &i);
+			*index = i;
 			return KV_OK;
 		}
 		if (length < sizeof list) {
@@ -102,6 +103,29 @@ static enum kv_status parse_word(const struct kv_option *option, const char *val
 		}
 	}
 	return kv_fail(KV_INVALID, "'%s' is not one of %s", value, list);
+}
+
+static enum kv_status parse_word(const struct kv_option *option, const char *value, void *settings)
+{
+	int index;
+
+	KV_TRY(find_word(option, value, &index));
+	write_field(option, settings, &index);
+	return KV_OK;
+}
+
+static enum kv_status parse_string(const struct kv_option *option, const char *value,
+    void *settings, struct kv_arena *arena)
+{
+	const char *copy;
+	int index;
+
+	if (option->words) KV_TRY(find_word(option, value, &index));
+	if (option->check) KV_TRY(option->check(value));
+	copy = kv_arena_strdup(arena, value);
+	if (!copy) return KV_NO_MEMORY;
+	write_field(option, settings, &copy);
+	return KV_OK;
 }
 
 static enum kv_status parse_whole(const struct kv_option *option, const char *value, void *settings)
@@ -142,15 +166,11 @@ static enum kv_status parse_real(const struct kv_option *option, const char *val
 enum kv_status kv_option_parse(
     const struct kv_option *option, const char *value, void *settings, struct kv_arena *arena)
 {
-	const char *copy;
 	bool boolean;
 
 	switch (option->kind) {
 	case KV_OPTION_STRING:
-		copy = kv_arena_strdup(arena, value);
-		if (!copy) return KV_NO_MEMORY;
-		write_field(option, settings, &copy);
-		return KV_OK;
+		return parse_string(option, value, settings, arena);
 	case KV_OPTION_U32:
 	case KV_OPTION_U64:
 	case KV_OPTION_SIZE:

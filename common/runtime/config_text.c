@@ -41,7 +41,7 @@ static void put_placeholder(const struct kv_option *option, struct kv_text_buffe
 {
 	switch (option->kind) {
 	case KV_OPTION_STRING:
-		kv_text_put(text, option->unit ? option->unit : "TEXT");
+		kv_text_put(text, option->unit ? option->unit : option->words ? "WORD" : "TEXT");
 		break;
 	case KV_OPTION_U32:
 	case KV_OPTION_U64:
@@ -97,7 +97,7 @@ static void put_facts(const struct kv_option *option, struct kv_text_buffer *fac
 	kv_option_put_range(option, &range);
 	if (range.length) kv_text_printf(facts, "%s%s", facts->length ? "; " : "", kv_text(&range));
 	kv_text_deinit(&range);
-	if (option->kind == KV_OPTION_WORD) {
+	if (option->words) {
 		kv_text_put(facts, facts->length ? "; one of " : "one of ");
 		put_words(option, ", ", facts);
 	}
@@ -437,5 +437,5 @@ int kv_exit_code(const struct kv_program *program, enum kv_status status)
 	if (status == KV_OK) return KV_EXIT_OK;
 	kv_error(
 	    program->name, "%s", kv_error_message()[0] ? kv_error_message() : kv_status_text(status));
-	return KV_EXIT_FAILED;
+	return status == KV_USAGE ? KV_EXIT_USAGE : KV_EXIT_FAILED;
 }

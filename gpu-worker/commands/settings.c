@@ -179,10 +179,11 @@ static const struct kv_command commands[] = {
 	{"detokenize", "Turn token ids into text.", GW_DETOKENIZE},
 };
 
-static enum kv_status validate(const void *opaque)
+static enum kv_status validate(const struct kv_command *command, const void *opaque)
 {
 	const struct gw_settings *s = opaque;
 
+	(void)command;
 	if (s->precision == 1 && s->kv_type == 1)
 		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 "
 			"key/values; leave --kv-type out");

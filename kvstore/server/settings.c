@@ -101,10 +101,11 @@ static const struct kv_option options[] = {
         .flags = KV_OPTION_RELOADABLE},
 };
 
-static enum kv_status validate(const void *untyped)
+static enum kv_status validate(const struct kv_command *command, const void *untyped)
 {
 	const struct kvs_settings *settings = untyped;
 
+	(void)command;
 	if (!settings->socket || !*settings->socket)
 		return kv_fail(KV_INVALID, "socket is empty: give a path");
 	if (settings->stats_socket && strcmp(settings->socket, settings->stats_socket) == 0)

@@ -27,11 +27,20 @@ struct settings {
 	const char *input;
 	const char *output;
 	const char *secret;
+	const char *backend;
+	const char *store;
 };
 
 enum { RUN = 1, CONVERT = 2 };
 
 static const char *const mode_words[] = {"fast", "safe", NULL};
+static const char *const backend_words[] = {"auto", "cpu", NULL};
+
+static enum kv_status check_store(const char *value)
+{
+	if (strncmp(value, "unix:", 5) == 0 || strcmp(value, "none") == 0) return KV_OK;
+	return kv_fail(KV_INVALID, "'%s' is not unix:PATH or none", value);
+}
 
 #define FIELD(name) .offset = offsetof(struct settings, name)
 
@@ -100,6 +109,18 @@ static const struct kv_option options[] = {
         FIELD(secret),
         .help = "A key.",
         .flags = KV_OPTION_SECRET | KV_OPTION_HIDDEN},
+    {.name = "backend",
+        .kind = KV_OPTION_STRING,
+        FIELD(backend),
+        .words = backend_words,
+        .default_text = "auto",
+        .help = "What computes."},
+    {.name = "store",
+        .kind = KV_OPTION_STRING,
+        FIELD(store),
+        .check = check_store,
+        .default_text = "none",
+        .help = "Where."},
     {.name = "input",
         .kind = KV_OPTION_STRING,
         FIELD(input),
@@ -119,10 +140,13 @@ static const struct kv_option options[] = {
 static const struct kv_command commands[] = {
     {"run", "Run the model.", RUN}, {"convert", "Convert a file.", CONVERT}};
 
-static enum kv_status validate(const void *opaque)
+static enum kv_status validate(const struct kv_command *command, const void *opaque)
 {
 	const struct settings *settings = opaque;
 
+	assert_non_null(command);
+	if (command->bit == CONVERT && settings->seed == 5)
+		return kv_fail(KV_INVALID, "convert takes no seed 5");
 	if (settings->workers == 13) return kv_fail(KV_INVALID, "13 workers bring bad luck");
 	return KV_OK;
 }
@@ -164,6 +188,7 @@ static int teardown(void **state)
 	unsetenv("CLUSTERKV_WORKERS");
 	unsetenv("CLUSTERKV_CONFIG");
 	unsetenv("CLUSTERKV_DRY_RUN");
+	unsetenv("CLUSTERKV_STORE");
 	return 0;
 }
 
@@ -539,6 +564,37 @@ static void commands_are_found_or_suggested(void **state)
 	assert_non_null(strstr(kv_error_message(), "--help"));
 }
 
+/* Strings of which not every text is one: refused wherever they come from. */
+static void strings_are_judged(void **state)
+{
+	char line[128], origin[128];
+
+	(void)state;
+	assert_int_equal(load("--model=m --backend=cpu --store unix:/x"), KV_OK);
+	assert_string_equal(settings.backend, "cpu");
+	assert_string_equal(settings.store, "unix:/x");
+	refused(&commands[0], "--model=m --backend=tpu", "command line: option backend",
+	    "'tpu' is not one of auto, cpu");
+	refused(&commands[0], "--model=m --backend=", "option backend", "'' is not one of auto, cpu");
+	refused(&commands[0], "--model=m --store foo:bar", "command line: option store",
+	    "'foo:bar' is not unix:PATH or none");
+	setenv("CLUSTERKV_STORE", "tcp:x", 1);
+	refused(&commands[0], "--model=m", "CLUSTERKV_STORE: option store", "'tcp:x' is not unix:PATH");
+	unsetenv("CLUSTERKV_STORE");
+	write_file("[tester]\nbackend = gpu\n");
+	snprintf(line, sizeof line, "--model=m --config %s", path);
+	snprintf(origin, sizeof origin, "%s:2: option backend", path);
+	refused(&commands[0], line, origin, "'gpu' is not one of auto, cpu");
+}
+
+static void options_are_judged_together(void **state)
+{
+	(void)state;
+	refused(&commands[0], "--model=m --workers=13", "13 workers", "bad luck");
+	assert_int_equal(load("--model=m --seed=5"), KV_OK);
+	refused(&commands[1], "--seed=5 in", "convert takes", "seed 5");
+}
+
 static char shown[20000];
 
 /* kv_config_start with its outputs in `shown`; the exit code, -1 when the program would run. */
@@ -592,6 +648,36 @@ static void main_gets_its_exit_codes(void **state)
 	assert_string_equal(settings.model, "m");
 	assert_string_equal(shown, "");
 	assert_int_equal(kv_exit_code(&program, KV_OK), 0);
+	assert_int_equal(kv_exit_code(&program, kv_fail(KV_IO, "no disk")), KV_EXIT_FAILED);
+	assert_int_equal(kv_exit_code(&program, kv_fail(KV_USAGE, "no such word")), KV_EXIT_USAGE);
+}
+
+/* What kv_config_warn_ignored says after the line was loaded; in `shown`. */
+static void warn(const char *line)
+{
+	static const char *const names[] = {"workers", "share", "mode", NULL};
+	FILE *file = tmpfile();
+	int saved = dup(2);
+
+	assert_int_equal(load(line), KV_OK);
+	dup2(fileno(file), 2);
+	kv_config_warn_ignored(config, names, "policy full");
+	dup2(saved, 2);
+	close(saved);
+	rewind(file);
+	shown[fread(shown, 1, sizeof shown - 1, file)] = '\0';
+	fclose(file);
+}
+
+static void what_has_no_effect_is_said(void **state)
+{
+	(void)state;
+	warn("--model=m --mode=fast --workers 2");
+	assert_non_null(strstr(shown, "warning"));
+	assert_non_null(strstr(shown, "--workers, --mode: given, and without effect with policy full"));
+	assert_null(strstr(shown, "share"));
+	warn("--model=m --seed 3");
+	assert_string_equal(shown, "");
 }
 
 int main(void)
@@ -610,7 +696,10 @@ int main(void)
 	    CONFIG_TEST(a_reload_takes_what_may_change),
 	    CONFIG_TEST(every_failure_is_survived),
 	    CONFIG_TEST(commands_are_found_or_suggested),
+	    CONFIG_TEST(strings_are_judged),
+	    CONFIG_TEST(options_are_judged_together),
 	    CONFIG_TEST(main_gets_its_exit_codes),
+	    CONFIG_TEST(what_has_no_effect_is_said),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
