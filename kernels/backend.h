@@ -16,7 +16,16 @@
 extern "C" {
 #endif
 
-enum { KN_BACKEND_ABI = 1, KN_MAX_DECODE_ROWS = 16, KN_MAX_HEAD_DIM = 256, KN_MAX_GROUP = 16 };
+enum {
+	KN_BACKEND_ABI = 1,
+	KN_MAX_DECODE_ROWS = 16,
+	KN_MAX_HEAD_DIM = 256,
+	KN_HEAD_DIM_STEP = 8, /* channels of a head are a multiple of it */
+	KN_MAX_GROUP = 16,
+	/* An index job of so many rows, whose clusters × head_dim is so much, is taken by any backend. */
+	KN_MAX_INDEX_ROWS = 65536,
+	KN_MAX_INDEX_CHANNELS = 1 << 18
+};
 
 struct kn_backend;
 struct kn_stream;

@@ -228,7 +228,7 @@ struct kn_select_arguments {
 struct kn_index_job {
 	const uint8_t *rows;   /* n KV rows in position order */
 	size_t row_stride;     /* bytes between rows, ≥ the KV row's bytes */
-	uint32_t n, clusters;  /* 1 ≤ clusters ≤ n */
+	uint32_t n, clusters;  /* 1 ≤ clusters ≤ n; above KN_MAX_INDEX_… it may be KV_LIMIT */
 	uint32_t *order;       /* out [n]: order[j] = index of the row stored at j */
 	uint32_t *sizes;       /* out [clusters] */
 	uint16_t *centroids;   /* out fp16 [clusters][head_dim] */

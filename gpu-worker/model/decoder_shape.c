@@ -83,12 +83,12 @@ static enum kv_status read_heads(const struct reader *reader, struct gw_model_sh
 	    shape->hidden / shape->heads, &shape->head_dim));
 	KV_TRY(read_optional_count(
 	    reader, "attention.value_length", KN_MAX_HEAD_DIM, shape->head_dim, &value_length));
-	if (shape->head_dim < 2 || shape->head_dim % 2 != 0 || shape->head_dim > KN_MAX_HEAD_DIM ||
-	    value_length != shape->head_dim) {
+	if (shape->head_dim == 0 || shape->head_dim % KN_HEAD_DIM_STEP != 0 ||
+	    shape->head_dim > KN_MAX_HEAD_DIM || value_length != shape->head_dim) {
 		return kv_fail(KV_UNSUPPORTED,
 		    "%s: heads of %" PRIu32 " (keys) and %" PRIu32
-		    " (values); they must be equal, even and at most %d",
-		    path, shape->head_dim, value_length, KN_MAX_HEAD_DIM);
+		    " (values) channels; they must be equal, a multiple of %d and at most %d",
+		    path, shape->head_dim, value_length, KN_HEAD_DIM_STEP, KN_MAX_HEAD_DIM);
 	}
 	KV_TRY(read_optional_count(
 	    reader, "rope.dimension_count", KN_MAX_HEAD_DIM, shape->head_dim, &shape->rotary_dim));

@@ -87,6 +87,11 @@ enum kv_status gw_policy_find(const char *name, const struct gw_policy_ops **pol
 /* Check ranges against each other; the sentence names the option. */
 enum kv_status gw_policy_options_check(const struct gw_policy_options *options);
 
+/* Check them against a model: what a segment or a fold is clustered into must be a job that every
+ * backend takes. The sentence names the options and what they may be. */
+enum kv_status gw_policy_shape_check(
+	const struct gw_policy_options *options, const struct gw_model_shape *shape);
+
 #ifdef __cplusplus
 }
 #endif

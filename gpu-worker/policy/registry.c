@@ -60,3 +60,26 @@ enum kv_status gw_policy_options_check(const struct gw_policy_options *o)
 	if (o->iterations == 0) return kv_fail(KV_INVALID, "k-means iterations 0: must be at least 1");
 	return KV_OK;
 }
+
+/* No prompt is longer than the model's context, so no segment is. */
+static enum kv_status check_clusters(const char *option, uint32_t tokens, uint32_t cluster_tokens,
+	const struct gw_model_shape *shape)
+{
+	uint32_t most = KN_MAX_INDEX_CHANNELS / shape->head_dim;
+	uint32_t longest = tokens < shape->context ? tokens : shape->context;
+	uint32_t clusters = longest / cluster_tokens + (longest % cluster_tokens != 0 ? 1 : 0);
+
+	if (clusters <= most) return KV_OK;
+	return kv_fail(KV_INVALID,
+		"--%s %u with --cluster-tokens %u makes %u clusters of %u tokens at once; with heads of %u "
+		"channels it can be %u: raise --cluster-tokens to %u or lower --%s to %u",
+		option, tokens, cluster_tokens, clusters, longest, shape->head_dim, most,
+		longest / most + (longest % most != 0 ? 1 : 0), option, most * cluster_tokens);
+}
+
+enum kv_status gw_policy_shape_check(
+	const struct gw_policy_options *o, const struct gw_model_shape *shape)
+{
+	KV_TRY(check_clusters("segment", o->segment, o->cluster_tokens, shape));
+	return check_clusters("fold", o->fold, o->cluster_tokens, shape);
+}

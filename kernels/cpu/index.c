@@ -62,6 +62,15 @@ static size_t place(
 	return at;
 }
 
+/* What every backend takes fits: two matrices, two words a cluster of at least KN_HEAD_DIM_STEP
+ * channels, three words a row, and a cache line's rest of each array. */
+_Static_assert(4 * (2 * (size_t)KN_MAX_INDEX_CHANNELS +
+                       2 * (KN_MAX_INDEX_CHANNELS / KN_HEAD_DIM_STEP) + 3 * KN_MAX_INDEX_ROWS +
+                       KN_MAX_HEAD_DIM * (KN_INDEX_TILE_KEYS + 1) + RADIX) +
+                       64 * 10 <=
+                   KN_CPU_SCRATCH_BYTES,
+    "the scratch memory of a thread is too small for the index");
+
 /* The norms of centroids that already have the mean taken off. */
 static void take_norms(const struct arrays *s, uint32_t clusters, uint32_t head_dim)
 {

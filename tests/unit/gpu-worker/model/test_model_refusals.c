@@ -266,6 +266,10 @@ static void test_bad_numbers(void **state)
 	variant.key_length = 3;
 	assert_refused(variant, KV_UNSUPPORTED, "heads of 3");
 	variant = good();
+	variant.key_length = 12;
+	assert_refused(variant, KV_UNSUPPORTED, "heads of 12");
+	assert_refused(variant, KV_UNSUPPORTED, "a multiple of 8");
+	variant = good();
 	variant.key_length = 512;
 	assert_refused(variant, KV_UNSUPPORTED, "key_length is 512");
 	variant = good();

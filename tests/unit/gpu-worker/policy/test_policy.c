@@ -132,6 +132,34 @@ static void options_are_checked_against_each_other(void **state)
 	assert_int_equal(gw_policy_options_check(&options), KV_OK);
 }
 
+/* More clusters than a backend takes at once: known before a prompt is. */
+static void options_are_checked_against_a_model(void **state)
+{
+	struct gw_policy_options options = usual;
+	struct gw_model_shape shape = {.head_dim = 128, .context = 131072};
+
+	(void)state;
+	assert_int_equal(gw_policy_shape_check(&options, &shape), KV_OK);
+	options.segment = 65536;
+	assert_int_equal(gw_policy_shape_check(&options, &shape), KV_OK);
+	options.cluster_tokens = 16;
+	assert_int_equal(gw_policy_shape_check(&options, &shape), KV_INVALID);
+	assert_non_null(strstr(kv_error_message(), "--segment 65536 with --cluster-tokens 16"));
+	assert_non_null(strstr(kv_error_message(), "raise --cluster-tokens to 32"));
+	assert_non_null(strstr(kv_error_message(), "lower --segment to 32768"));
+	options.segment = 32768;
+	assert_int_equal(gw_policy_shape_check(&options, &shape), KV_OK);
+	options.fold = 32769;
+	assert_int_equal(gw_policy_shape_check(&options, &shape), KV_INVALID);
+	assert_non_null(strstr(kv_error_message(), "--fold 32769"));
+	shape.context = 32768;
+	assert_int_equal(gw_policy_shape_check(&options, &shape), KV_OK);
+	options = usual;
+	options.segment = 65536;
+	shape = (struct gw_model_shape){.head_dim = 256, .context = 131072};
+	assert_int_equal(gw_policy_shape_check(&options, &shape), KV_INVALID);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -139,6 +167,7 @@ int main(void)
 	    cmocka_unit_test(leading_layers_are_dense),
 	    cmocka_unit_test(the_paper_fixes_its_rule),
 	    cmocka_unit_test(options_are_checked_against_each_other),
+	    cmocka_unit_test(options_are_checked_against_a_model),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
