@@ -10,6 +10,7 @@ static enum kv_status run(const struct kv_command *command, const struct gw_sett
 {
 	struct kv_allocator *heap = kv_heap();
 
+	KV_TRY(gw_settings_input_check(command->bit, settings));
 	switch (command->bit) {
 	case GW_SERVE:
 		return gw_command_serve(settings, heap);
@@ -41,6 +42,7 @@ int main(int argc, char **argv)
 	if (!kv_config_start(&gw_program, argc, argv, kv_heap(), &settings, &config, &command, &code))
 		return code;
 	kv_log_set_level((enum kv_log_level)settings.log_level);
+	gw_settings_warn_ignored(config, command->bit, &settings);
 	status = sodium_init() < 0 ? kv_fail(KV_INTERNAL, "libsodium cannot be initialised")
 	                           : run(command, &settings);
 	if (status == KV_OK) status = kv_process_finish();

@@ -22,7 +22,7 @@ enum {
 	KN_MAX_HEAD_DIM = 256,
 	KN_HEAD_DIM_STEP = 8, /* channels of a head are a multiple of it */
 	KN_MAX_GROUP = 16,
-	/* An index job of so many rows, whose clusters × head_dim is so much, is taken by any backend. */
+	/* An index job of so many rows, whose clusters × head_dim is so much, suits every backend. */
 	KN_MAX_INDEX_ROWS = 65536,
 	KN_MAX_INDEX_CHANNELS = 1 << 18
 };

@@ -476,8 +476,8 @@ void kv_config_warn_ignored(
 		int added;
 
 		if (!kv_config_given(config, names[i])) continue;
-		added = snprintf(
-		    list + length, sizeof list - length, "%s--%s", length ? ", " : "", names[i]);
+		added =
+		    snprintf(list + length, sizeof list - length, "%s--%s", length ? ", " : "", names[i]);
 		if (added > 0) length += (size_t)added;
 	}
 	if (length > 0)

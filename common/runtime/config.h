@@ -59,8 +59,8 @@ struct kv_option {
 	double maximum_real;
 	/* NULL-terminated: of KV_OPTION_WORD its words; of a string all that it may be, NULL: any. */
 	const char *const *words;
-	uint32_t commands;        /* KV_COMMAND bits that take this option; 0: all */
-	unsigned flags;           /* enum kv_option_flag */
+	uint32_t commands; /* KV_COMMAND bits that take this option; 0: all */
+	unsigned flags;    /* enum kv_option_flag */
 	/* Of a string: KV_OK, or a failure whose sentence quotes the value and says what is taken.
 	 * The option's name and where the value came from are put before it. May be NULL. */
 	enum kv_status (*check)(const char *value);

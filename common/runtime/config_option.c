@@ -114,8 +114,8 @@ static enum kv_status parse_word(const struct kv_option *option, const char *val
 	return KV_OK;
 }
 
-static enum kv_status parse_string(const struct kv_option *option, const char *value,
-    void *settings, struct kv_arena *arena)
+static enum kv_status parse_string(
+    const struct kv_option *option, const char *value, void *settings, struct kv_arena *arena)
 {
 	const char *copy;
 	int index;

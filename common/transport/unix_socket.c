@@ -15,18 +15,23 @@
 
 enum { LOCK_TRIES = 100, LOCK_PAUSE_NS = 10 * 1000 * 1000 };
 
+enum kv_status kv_unix_path_check(const char *path)
+{
+	size_t length = strlen(path), most = sizeof((struct sockaddr_un){0}).sun_path - 1;
+
+	if (length == 0) return kv_fail(KV_INVALID, "a socket's path is empty: give one");
+	if (length <= most) return KV_OK;
+	return kv_fail(KV_INVALID,
+	    "socket path \"%.128s\" has %zu bytes, 1 to %zu are possible: choose a shorter one", path,
+	    length, most);
+}
+
 static enum kv_status fill_address(const char *path, struct sockaddr_un *address)
 {
-	size_t length = strlen(path);
-
-	if (length == 0 || length >= sizeof address->sun_path) {
-		return kv_fail(KV_INVALID,
-		    "socket path \"%.128s\" has %zu bytes, 1 to %zu are possible: choose a shorter one",
-		    path, length, sizeof address->sun_path - 1);
-	}
+	KV_TRY(kv_unix_path_check(path));
 	memset(address, 0, sizeof *address);
 	address->sun_family = AF_UNIX;
-	memcpy(address->sun_path, path, length + 1);
+	memcpy(address->sun_path, path, strlen(path) + 1);
 	return KV_OK;
 }
 

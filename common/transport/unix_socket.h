@@ -15,6 +15,9 @@ extern "C" {
 
 enum { KV_UNIX_BACKLOG = 64, KV_UNIX_MODE = 0660 };
 
+/* KV_OK when a socket can have this path; else KV_INVALID, as from those below. */
+enum kv_status kv_unix_path_check(const char *path);
+
 /* Listen at `path` with file mode `mode` (KV_UNIX_MODE). A socket left behind by a dead process is
  * removed; KV_EXISTS when somebody answers there, or when the path is something other than a
  * socket. KV_INVALID: the path is empty or longer than a socket address holds. KV_IO. */

@@ -1,10 +1,12 @@
 #include "gpu-worker/commands/settings.h"
 
 #include <stddef.h>
-#include <string.h>
 
-#include "common/base/status.h"
+#include "gpu-worker/server/http_server.h"
+#include "kvstore/client/store_client.h"
 
+static const char *const backend_words[] = {"auto", "cpu", "cuda", NULL};
+static const char *const policy_words[] = {"clusterkv", "clusterkv-paper", "full", NULL};
 static const char *const precision_words[] = {"default", "fp32", NULL};
 static const char *const kv_type_words[] = {"auto", "f16", "f32", NULL};
 static const char *const level_words[] = {"auto", "plain", "avx2", "avx512", NULL};
@@ -20,6 +22,11 @@ static const char *const log_words[] = {"error", "warning", "info", "debug", NUL
 	{                                                                                              \
 		.name = n, .kind = KV_OPTION_STRING, .offset = AT(field), .default_text = value,           \
 		.unit = what, .help = text, .commands = mask                                               \
+	}
+#define CHECKED(n, field, value, what, judge, text, mask)                                          \
+	{                                                                                              \
+		.name = n, .kind = KV_OPTION_STRING, .offset = AT(field), .default_text = value,           \
+		.unit = what, .help = text, .commands = mask, .check = judge                               \
 	}
 #define NUMBER(n, field, value, what, text, mask, low, high)                                       \
 	{                                                                                              \
@@ -44,14 +51,17 @@ static const char *const log_words[] = {"error", "warning", "info", "debug", NUL
 enum {
 	DECODING = GW_SERVE | GW_GENERATE | GW_PERPLEXITY,
 	WORKING = GW_MODEL_COMMANDS,
-	CONTEXT_LIMIT = 1048576
+	CONTEXT_LIMIT = 1048576,
+	LONGEST_MS = 7 * 24 * 3600 * 1000
 };
 
 static const struct kv_option options[] = {
 	{.name = "model", .kind = KV_OPTION_STRING, .offset = AT(model), .unit = "FILE",
 		.help = "GGUF file of the model (llama or qwen2 architecture).", .group = "Model",
 		.flags = KV_OPTION_REQUIRED},
-	STRING("backend", backend, "auto", "NAME", "Compute backend: auto, cpu or cuda.", WORKING),
+	{.name = "backend", .kind = KV_OPTION_STRING, .offset = AT(backend), .default_text = "auto",
+		.words = backend_words, .help = "Compute backend; auto is the best of this build.",
+		.commands = WORKING},
 	WORD("precision", precision, "default", precision_words,
 		"fp32 keeps activations in float (slow, for tests) and implies --kv-type f32.", WORKING),
 	WORD("kv-type", kv_type, "auto", kv_type_words,
@@ -64,22 +74,26 @@ static const struct kv_option options[] = {
 
 	{.name = "store", .kind = KV_OPTION_STRING, .offset = AT(store), .default_text = "none",
 		.unit = "unix:PATH|none", .group = "Store", .commands = DECODING,
-		.help = "Socket of kvstored; none keeps an arena in this process."},
-	STRING("transport", transport, "auto", "NAME", "auto, ucx or map.", DECODING),
-	STRING("name", name, "", "NAME",
+		.help = "Socket of kvstored; none keeps an arena in this process.",
+		.check = kvc_address_check},
+	CHECKED("transport", transport, "auto", "NAME", gw_check_transport, "auto, ucx or map.",
+		DECODING),
+	CHECKED("name", name, "", "NAME", gw_check_name,
 		"This worker's name in the store's statistics; default: worker-PID.", DECODING),
 	OTHER(KV_OPTION_SIZE, "local-memory", local_memory, "4GiB",
 		"Arena limit with --store none.", DECODING, 1048576, 0),
 	OTHER(KV_OPTION_DURATION, "store-wait", store_wait_ms, "0ms",
-		"How long to wait for the store at the start; serve goes on waiting.", DECODING, 0, 0),
+		"How long to wait for the store at the start; serve goes on waiting.", DECODING, 0,
+		LONGEST_MS),
 	OTHER(KV_OPTION_DURATION, "call-timeout", call_ms, "5s", "Deadline of a control call.",
-		DECODING, 1, 0),
+		DECODING, 1, LONGEST_MS),
 	OTHER(KV_OPTION_DURATION, "fetch-timeout", fetch_ms, "2s", "Deadline of a fetch.", DECODING, 1,
-		0),
+		LONGEST_MS),
 
 	{.name = "policy", .kind = KV_OPTION_STRING, .offset = AT(policy),
-		.default_text = "clusterkv", .unit = "NAME", .group = "Attention", .commands = DECODING,
-		.help = "clusterkv, clusterkv-paper, or full (everything, KV kept in the worker)."},
+		.default_text = "clusterkv", .words = policy_words, .group = "Attention",
+		.commands = DECODING,
+		.help = "What is attended to; full: everything, KV kept in the worker."},
 	NUMBER("budget", budget, "1024", "tokens",
 		"Tokens that each KV head attends to: sinks and selected clusters.", DECODING, 1,
 		CONTEXT_LIMIT),
@@ -92,7 +106,7 @@ static const struct kv_option options[] = {
 	OTHER(KV_OPTION_SIZE, "cache", cache, "0",
 		"Cluster cache in bytes; 0: twice the budget for each of --max-batch sequences.", DECODING,
 		0, 0),
-	STRING("cache-policy", cache_policy, "clock", "POLICY",
+	CHECKED("cache-policy", cache_policy, "clock", "POLICY", gw_check_cache_policy,
 		"clock (by bytes), or recency:R (also drop what R steps did not use).", DECODING),
 	WORD("on-miss", on_miss, "wait", miss_words,
 		"What a fetch that is late or fails leads to: wait for it, then fail the request.",
@@ -135,10 +149,11 @@ static const struct kv_option options[] = {
 		.help = "Sample among the likeliest that make up this probability.",
 		.commands = GW_GENERATE, .maximum_real = 1.0},
 	OTHER(KV_OPTION_U64, "seed", seed, "0", "Seed of the sampler.", GW_GENERATE, 0, 0),
-	STRING("stop", stop, NULL, "TEXT", "End the answer before this text.", GW_GENERATE),
-	STRING("sequence", sequence, NULL, "ID", "Name the sequence, so that it can be resumed.",
+	CHECKED("stop", stop, NULL, "TEXT", gw_check_stop, "End the answer before this text.",
 		GW_GENERATE),
-	STRING("resume", resume, NULL, "ID",
+	CHECKED("sequence", sequence, NULL, "ID", gw_check_sequence_id,
+		"Name the sequence, so that it can be resumed.", GW_GENERATE),
+	CHECKED("resume", resume, NULL, "ID", gw_check_sequence_id,
 		"Go on with a sequence whose worker died; prompt and sampling are the stored ones.",
 		GW_GENERATE),
 	FLAG("logits-digest", logits_digest,
@@ -150,21 +165,23 @@ static const struct kv_option options[] = {
 	NUMBER("decode", decode, "256", "tokens", "Teacher-forced decode steps after them.",
 		GW_PERPLEXITY, 1, CONTEXT_LIMIT),
 	NUMBER("top", top, "10", "tokens", "How many of the top logits to print.", GW_LOGITS, 1, 1000),
-	FLAG("json", json, "Print one JSON object on standard output.", 0),
+	FLAG("json", json, "Print one JSON object on standard output.",
+		GW_GENERATE | GW_PERPLEXITY | GW_LOGITS | GW_TOKENIZE | GW_DETOKENIZE),
 
 	{.name = "listen", .kind = KV_OPTION_STRING, .offset = AT(listen),
 		.default_text = "127.0.0.1:8080", .unit = "HOST:PORT", .group = "Serving",
 		.commands = GW_SERVE,
-		.help = "Address of the HTTP API; without HOST 127.0.0.1, port 0 takes a free one."},
+		.help = "Address of the HTTP API; without HOST 127.0.0.1, port 0 takes a free one.",
+		.check = gw_http_address_check},
 	NUMBER("max-sequences", max_sequences, "4", "sequences", "Requests that decode at once.",
 		GW_SERVE, 1, 16),
 	NUMBER("max-requests", max_requests, "64", "requests", "Requests that may wait, at most.",
 		GW_SERVE, 1, 4096),
 	OTHER(KV_OPTION_SIZE, "max-body", max_body, "4MiB", "Largest request body.", GW_SERVE, 1024, 0),
 	OTHER(KV_OPTION_DURATION, "idle-timeout", idle_ms, "60s", "Close a silent connection after.",
-		GW_SERVE, 100, 0),
+		GW_SERVE, 100, LONGEST_MS),
 	OTHER(KV_OPTION_DURATION, "drain-timeout", drain_ms, "10s",
-		"How long running requests may go on after SIGTERM.", GW_SERVE, 0, 0),
+		"How long running requests may go on after SIGTERM.", GW_SERVE, 0, LONGEST_MS),
 
 	{.name = "log-level", .kind = KV_OPTION_WORD, .offset = AT(log_level), .default_text = "info",
 		.words = log_words, .group = "Log", .help = "error, warning, info or debug."},
@@ -179,27 +196,6 @@ static const struct kv_command commands[] = {
 	{"detokenize", "Turn token ids into text.", GW_DETOKENIZE},
 };
 
-static enum kv_status validate(const struct kv_command *command, const void *opaque)
-{
-	const struct gw_settings *s = opaque;
-
-	(void)command;
-	if (s->precision == 1 && s->kv_type == 1)
-		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 "
-			"key/values; leave --kv-type out");
-	if (s->on_miss == 1)
-		return kv_fail(KV_INVALID, "--on-miss estimate is not part of this version; use wait");
-	if (s->transport != NULL && strcmp(s->transport, "auto") != 0 &&
-		strcmp(s->transport, "ucx") != 0 && strcmp(s->transport, "map") != 0 &&
-		strncmp(s->transport, "faulty-", 7) != 0)
-		return kv_fail(KV_INVALID, "--transport %s: must be auto, ucx or map", s->transport);
-	if (s->resume != NULL && s->sequence != NULL)
-		return kv_fail(KV_INVALID,
-			"--resume %s with --sequence %s: a resumed sequence keeps its id", s->resume,
-			s->sequence);
-	return KV_OK;
-}
-
 static const char *const other_sections[] = {"kvstored", "kvctl", NULL};
 
 const struct kv_program gw_program = {
@@ -211,5 +207,5 @@ const struct kv_program gw_program = {
 	.commands = commands,
 	.command_count = sizeof commands / sizeof commands[0],
 	.other_sections = other_sections,
-	.validate = validate,
+	.validate = gw_settings_validate,
 };

@@ -6,6 +6,7 @@
 #include <stdint.h>
 
 #include "common/runtime/config.h"
+#include "gpu-worker/policy/policy.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -53,6 +54,30 @@ struct gw_settings {
 };
 
 extern const struct kv_program gw_program;
+
+/* The policy's options, with what the policy fixes; `name` overrides --policy when not NULL.
+ * KV_INVALID for a policy that there is not, and for options that contradict each other. */
+enum kv_status gw_settings_policy(const struct gw_settings *settings, const char *name,
+	const struct gw_policy_ops **policy, struct gw_policy_options *options);
+
+/* R of --cache-policy recency:R, 0 for clock. */
+enum kv_status gw_settings_recency(const char *cache_policy, uint32_t *recency);
+
+/* KV_USAGE when a command that reads a prompt is told of none, or of two. */
+enum kv_status gw_settings_input_check(uint32_t command, const struct gw_settings *settings);
+
+/* Say what was given and has no effect with the rest: a line for each reason. */
+void gw_settings_warn_ignored(
+	const struct kv_config *config, uint32_t command, const struct gw_settings *settings);
+
+/* Of settings_check.c, for the table: what the values of single options must look like. */
+enum kv_status gw_check_transport(const char *value);
+enum kv_status gw_check_cache_policy(const char *value);
+enum kv_status gw_check_name(const char *value);
+enum kv_status gw_check_sequence_id(const char *value);
+enum kv_status gw_check_stop(const char *value);
+/* For the table: what concerns several options. */
+enum kv_status gw_settings_validate(const struct kv_command *command, const void *settings);
 
 #ifdef __cplusplus
 }

@@ -28,7 +28,6 @@ enum kv_status gw_command_tokenize(const struct gw_settings *s, struct kv_alloca
 	uint32_t count = 0;
 	enum kv_status status;
 
-	if (s->file == NULL) return kv_fail(KV_INVALID, "no input: give --file FILE or --file -");
 	KV_TRY(gw_worker_open_text(s, allocator, &worker));
 	status = gw_worker_prompt(&worker, s->file, &ids, &count);
 	if (status == KV_OK) status = print_ids(s, ids, count);

@@ -13,43 +13,6 @@
 
 enum { INPUT_LIMIT = 64 << 20 };
 
-static void set_policy(const struct gw_settings *s, const char *name, struct gw_policy_options *p)
-{
-	memset(p, 0, sizeof *p);
-	p->name = name != NULL ? name : s->policy != NULL ? s->policy : "full";
-	p->budget = s->budget > 0 ? s->budget : 1024;
-	p->sinks = s->sinks;
-	p->window = s->window;
-	p->fold = s->fold > 0 ? s->fold : 320;
-	p->segment = s->segment > 0 ? s->segment : 4096;
-	p->cluster_tokens = s->cluster_tokens > 0 ? s->cluster_tokens : 32;
-	p->dense_layers = s->dense_layers;
-	p->iterations = s->iterations > 0 ? s->iterations : 5;
-	p->size_term = s->score == 0;
-	p->estimate = s->estimate == 1;
-	p->center = s->center == 1;
-}
-
-static enum kv_status recency_of(const char *text, uint32_t *recency)
-{
-	char *end = NULL;
-	unsigned long value;
-
-	if (text == NULL || strcmp(text, "clock") == 0) {
-		*recency = 0;
-		return KV_OK;
-	}
-	if (strncmp(text, "recency:", 8) == 0 && text[8] >= '1' && text[8] <= '9') {
-		value = strtoul(text + 8, &end, 10);
-		if (*end == '\0' && value <= 1000) {
-			*recency = (uint32_t)value;
-			return KV_OK;
-		}
-	}
-	return kv_fail(KV_INVALID,
-		"--cache-policy \"%s\": must be clock, or recency:R with R from 1 to 1000", text);
-}
-
 static uint32_t larger(uint32_t a, uint32_t b)
 {
 	return a > b ? a : b;
@@ -60,6 +23,7 @@ static enum kv_status open_backend(struct gw_worker *worker, const struct gw_ggu
 	const struct gw_settings *s = worker->settings;
 	struct kn_backend_options options = {0};
 	struct gw_model_shape shape;
+	enum kv_status status;
 
 	options.allocator = worker->allocator;
 	options.threads = s->threads;
@@ -68,7 +32,11 @@ static enum kv_status open_backend(struct gw_worker *worker, const struct gw_ggu
 	options.max_rows = larger(s->chunk, KN_MAX_DECODE_ROWS);
 	options.max_columns =
 		larger(larger(shape.hidden, shape.feed_forward), shape.heads * shape.head_dim);
-	KV_TRY(kn_backend_open(s->backend, &options, &worker->ops, &worker->backend));
+	status = kn_backend_open(s->backend, &options, &worker->ops, &worker->backend);
+	if (status == KV_UNSUPPORTED && s->cpu_level != KN_CPU_AUTO)
+		return kv_fail_prefix(KV_USAGE, "--cpu-level");
+	if (status == KV_UNSUPPORTED) return kv_fail_prefix(KV_USAGE, "--backend %s", s->backend);
+	KV_TRY(status);
 	return worker->ops->stream_create(worker->backend, &worker->stream);
 }
 
@@ -123,7 +91,7 @@ static enum kv_status open_pipeline(struct gw_worker *worker)
 	const struct gw_settings *s = worker->settings;
 	struct gw_pipeline_options options = {0};
 
-	KV_TRY(recency_of(s->cache_policy, &options.cache_recency));
+	KV_TRY(gw_settings_recency(s->cache_policy, &options.cache_recency));
 	options.allocator = worker->allocator;
 	options.ops = worker->ops;
 	options.backend = worker->backend;
@@ -150,18 +118,32 @@ static void name_worker(struct gw_worker *worker, const struct gw_settings *s)
 		snprintf(worker->name, sizeof worker->name, "worker-%ld", (long)getpid());
 }
 
-/* What can be wrong with the policy is found before anything large is read. */
+/* What can be wrong with the options is found before anything large is read. */
 static enum kv_status check_policy(struct gw_worker *worker, const char *name)
 {
 	const struct gw_policy_ops *policy;
-	uint32_t recency;
 
-	set_policy(worker->settings, name, &worker->policy);
-	KV_TRY(gw_policy_find(worker->policy.name, &policy));
-	policy->adjust(&worker->policy);
+	KV_TRY(gw_settings_policy(worker->settings, name, &policy, &worker->policy));
 	worker->offloads = policy->offloads != 0;
-	KV_TRY(gw_policy_options_check(&worker->policy));
-	return recency_of(worker->settings->cache_policy, &recency);
+	return KV_OK;
+}
+
+/* Options that go with some models only. */
+static enum kv_status check_shape(const struct gw_worker *worker, const struct gw_gguf *file)
+{
+	uint64_t cache = worker->settings->cache, page;
+	struct gw_model_shape shape;
+
+	KV_TRY(gw_model_read_shape(file, &shape));
+	if (!worker->offloads) return KV_OK;
+	if (gw_policy_shape_check(&worker->policy, &shape) != KV_OK)
+		return kv_fail_prefix(KV_USAGE, "%s", worker->settings->model);
+	page = kn_kv_row_bytes(worker->kv_type, shape.head_dim) * GW_CACHE_PAGE_ROWS;
+	if (cache > 0 && cache < page)
+		return kv_fail(KV_USAGE,
+			"--cache %llu bytes: a page of this model's rows has %llu; give at least that, or 0 for "
+			"twice the budget", (unsigned long long)cache, (unsigned long long)page);
+	return KV_OK;
 }
 
 enum kv_status gw_worker_prepare(const struct gw_settings *settings,
@@ -178,6 +160,7 @@ enum kv_status gw_worker_prepare(const struct gw_settings *settings,
 	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
 	KV_TRY_GOTO(status, check_policy(worker, policy), done);
 	KV_TRY_GOTO(status, gw_gguf_open(allocator, settings->model, &file), done);
+	KV_TRY_GOTO(status, check_shape(worker, file), done);
 	KV_TRY_GOTO(status, gw_load_tokenizer(file, allocator, &worker->tokenizer), done);
 	KV_TRY_GOTO(status, gw_load_chat_format(file, &worker->chat_format), done);
 	KV_TRY_GOTO(status, open_backend(worker, file), done);
@@ -321,11 +304,7 @@ enum kv_status gw_worker_prompt(const struct gw_worker *worker, const char *text
 	size_t length = 0;
 	enum kv_status status;
 
-	if (text_file != NULL && s->tokens_file != NULL)
-		return kv_fail(KV_INVALID, "%s and --tokens-file %s: give one of them", text_file,
-			s->tokens_file);
-	if (path == NULL)
-		return kv_fail(KV_INVALID, "no input: give --prompt-file (or --file) or --tokens-file");
+	if (path == NULL) return kv_fail(KV_INTERNAL, "no input, and nobody has said so");
 	KV_TRY(gw_read_file(worker->allocator, path, INPUT_LIMIT, &text, &length));
 	status = text_file != NULL
 		? gw_tokenizer_encode(worker->tokenizer, worker->allocator, text, length, s->parse_special,

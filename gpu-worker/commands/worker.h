@@ -51,7 +51,8 @@ enum kv_status gw_read_file(struct kv_allocator *allocator, const char *path, si
 /* Token ids from a text of numbers; owned by the caller. */
 enum kv_status gw_parse_ids(struct kv_allocator *allocator, const char *text, size_t length,
 	const char *path, int32_t **ids, uint32_t *count);
-/* The prompt of --prompt-file, --file or --tokens-file. */
+/* The prompt of --prompt-file, --file or --tokens-file, of which gw_settings_input_check has found
+ * one. */
 enum kv_status gw_worker_prompt(const struct gw_worker *worker, const char *text_file,
 	int32_t **ids, uint32_t *count);
 

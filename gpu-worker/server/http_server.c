@@ -188,13 +188,13 @@ static enum kv_status split_address(const char *listen, char host[96], const cha
 	bool valid = true;
 
 	if (colon == NULL || colon[1] == '\0')
-		return kv_fail(KV_INVALID, "--listen \"%s\": must be HOST:PORT", listen);
+		return kv_fail(KV_INVALID, "address \"%s\": must be HOST:PORT", listen);
 	if (*start == '[' && end > start && end[-1] == ']') {
 		start++;
 		end--;
 	}
 	if ((size_t)(end - start) >= 96)
-		return kv_fail(KV_INVALID, "--listen \"%s\": the host's name is too long", listen);
+		return kv_fail(KV_INVALID, "address \"%s\": the host's name is too long", listen);
 	memcpy(host, start, (size_t)(end - start));
 	host[end - start] = '\0';
 	*port = colon + 1;
@@ -202,9 +202,17 @@ static enum kv_status split_address(const char *listen, char host[96], const cha
 	for (const char *at = *port; *at != '\0'; at++)
 		if (*at < '0' || *at > '9') valid = false;
 	if (!valid || strlen(*port) > 5 || strtoul(*port, NULL, 10) > UINT16_MAX)
-		return kv_fail(KV_INVALID, "--listen \"%s\": the port must be a number from 0 to %d",
+		return kv_fail(KV_INVALID, "address \"%s\": the port must be a number from 0 to %d",
 		    listen, UINT16_MAX);
 	return KV_OK;
+}
+
+enum kv_status gw_http_address_check(const char *listen)
+{
+	const char *port;
+	char host[96];
+
+	return split_address(listen, host, &port);
 }
 
 static int bind_one(const struct addrinfo *at)
@@ -240,7 +248,8 @@ static enum kv_status open_listener(struct gw_http_server *server)
 	/* The API has no authentication: who wants other machines to reach it says so. */
 	failed = getaddrinfo(host[0] != '\0' ? host : "127.0.0.1", port, &hints, &list);
 	if (failed != 0)
-		return kv_fail(KV_INVALID, "--listen \"%s\": %s", listen, gai_strerror(failed));
+		return kv_fail(failed == EAI_NONAME ? KV_USAGE : KV_IO, "--listen \"%s\": %s", listen,
+		    gai_strerror(failed));
 	for (const struct addrinfo *at = list; at != NULL && server->listen_fd < 0; at = at->ai_next)
 		server->listen_fd = bind_one(at);
 	failed = errno;

@@ -30,7 +30,10 @@ struct gw_http_options {
 	uint64_t max_body, idle_ms;
 };
 
-/* All functions belong to the loop's thread. */
+/* KV_OK when `listen` has one of its forms; else KV_INVALID. Nothing is looked up. Any thread. */
+enum kv_status gw_http_address_check(const char *listen);
+
+/* All other functions belong to the loop's thread. */
 enum kv_status gw_http_server_create(
     const struct gw_http_options *options, struct gw_http_server **server);
 /* After the engine: nothing may come from it any more. NULL is allowed. */

@@ -3,20 +3,27 @@
 
 #include <string.h>
 
+#include "common/transport/unix_socket.h"
 #include "kvstore/client/store_internal.h"
 
 /* ---- the store ---- */
+
+enum kv_status kvc_address_check(const char *address)
+{
+	if (strcmp(address, "none") == 0) return KV_OK;
+	if (strncmp(address, "unix:", 5) == 0) return kv_unix_path_check(address + 5);
+	return kv_fail(KV_INVALID,
+	    "store address \"%s\" is not understood: write unix:PATH, or none for an own one", address);
+}
 
 enum kv_status kvc_open(const struct kvc_options *options, struct kvc_store **store)
 {
 	if (!options->allocator || !options->address)
 		return kv_fail(KV_INVALID, "opening a store takes an allocator and an address");
+	KV_TRY(kvc_address_check(options->address));
 	KV_TRY(kvw_model_layout_check(&options->layout));
 	if (strcmp(options->address, "none") == 0) return kvc_local_open(options, store);
-	if (strncmp(options->address, "unix:", 5) == 0) return kvc_remote_open(options, store);
-	return kv_fail(KV_INVALID,
-	    "store address \"%s\" is not understood: write unix:PATH, or none for an own one",
-	    options->address);
+	return kvc_remote_open(options, store);
 }
 
 void kvc_close(struct kvc_store *store)

@@ -43,6 +43,9 @@ struct kvc_options {
 	uint64_t staging_bytes; /* map: staging memory, at least one unit; 0: 64 MiB */
 };
 
+/* KV_OK when `address` has one of its forms; else KV_INVALID. Nothing is opened. */
+enum kv_status kvc_address_check(const char *address);
+
 /* Connect and agree. Errors: KV_DISCONNECTED (no such socket, nobody listening: names the path),
  * KV_PROTOCOL (other protocol version), KV_REFUSED (same model id with another layout). */
 enum kv_status kvc_open(const struct kvc_options *options, struct kvc_store **store);

@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/base/process.h"
+#include "common/transport/unix_socket.h"
 #include "kvstore/ctl/ctl.h"
 
 enum { COMMAND_STAT = 1, COMMAND_PING = 2, COMMAND_READY = 4, COMMAND_DESCRIBE = 8 };
@@ -18,6 +19,7 @@ static const struct kv_option options[] = {
         .unit = "PATH",
         .group = "Store",
         .help = "The store's stats socket.",
+        .check = kv_unix_path_check,
         .commands = COMMAND_STAT | COMMAND_READY | COMMAND_DESCRIBE},
     {.name = "socket",
         .kind = KV_OPTION_STRING,
@@ -25,6 +27,7 @@ static const struct kv_option options[] = {
         .default_text = "/run/clusterkv/kvstored.sock",
         .unit = "PATH",
         .help = "The store's control socket.",
+        .check = kv_unix_path_check,
         .commands = COMMAND_PING},
     {.name = "timeout",
         .kind = KV_OPTION_DURATION,
@@ -105,6 +108,7 @@ int main(int argc, char **argv)
 	struct ctl_settings settings = {0};
 	struct kv_config *config = NULL;
 	enum kv_status status;
+	static const char *const once[] = {"count", NULL};
 	int exit_code = KV_EXIT_FAILED;
 
 	if (kv_process_prepare() != KV_OK) return kv_exit_code(&ctl_program, KV_IO);
@@ -112,9 +116,12 @@ int main(int argc, char **argv)
 	if (!kv_config_start(
 	        &ctl_program, argc, argv, kv_heap(), &settings, &config, &command, &exit_code))
 		return exit_code;
+	if (command->bit == COMMAND_STAT && settings.interval <= 0)
+		kv_config_warn_ignored(config, once, "interval 0");
 	status = run(command, &settings);
 	if (status == KV_OK) status = kv_process_finish();
 	if (status != KV_OK) fprintf(stderr, "kvctl %s: %s\n", command->name, kv_error_message());
 	kv_config_destroy(config);
+	if (status == KV_USAGE) return KV_EXIT_USAGE;
 	return status == KV_OK ? KV_EXIT_OK : KV_EXIT_FAILED;
 }

@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/base/parse.h"
 #include "common/transport/machine_memory.h"
+#include "common/transport/unix_socket.h"
 #include "proto/wire_layout.h"
 
 #define DEFAULT_MEMORY (UINT64_C(4) << 30)
@@ -16,6 +17,11 @@ static const char *const level_words[] = {"error", "warning", "info", "debug", N
 
 #define FIELD(name) offsetof(struct kvs_settings, name)
 
+static enum kv_status check_stats_socket(const char *path)
+{
+	return *path ? kv_unix_path_check(path) : KV_OK;
+}
+
 static const struct kv_option options[] = {
     {.name = "socket",
         .kind = KV_OPTION_STRING,
@@ -23,13 +29,15 @@ static const struct kv_option options[] = {
         .default_text = "/run/clusterkv/kvstored.sock",
         .unit = "PATH",
         .group = "Sockets",
-        .help = "Unix socket that workers connect to."},
+        .help = "Unix socket that workers connect to.",
+        .check = kv_unix_path_check},
     {.name = "stats-socket",
         .kind = KV_OPTION_STRING,
         .offset = FIELD(stats_socket),
         .default_text = "/run/clusterkv/stats.sock",
         .unit = "PATH",
-        .help = "Unix socket that answers stats, health and version. Empty for none."},
+        .help = "Unix socket that answers stats, health and version. Empty for none.",
+        .check = check_stats_socket},
     {.name = "max-workers",
         .kind = KV_OPTION_U32,
         .offset = FIELD(max_workers),
@@ -106,8 +114,6 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	const struct kvs_settings *settings = untyped;
 
 	(void)command;
-	if (!settings->socket || !*settings->socket)
-		return kv_fail(KV_INVALID, "socket is empty: give a path");
 	if (settings->stats_socket && strcmp(settings->socket, settings->stats_socket) == 0)
 		return kv_fail(KV_INVALID, "socket and stats-socket are both \"%s\": they must differ",
 		    settings->socket);

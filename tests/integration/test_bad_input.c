@@ -19,35 +19,43 @@
 #define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
 #define SMALL KV_TINY_MODELS "/tiny_tiny.gguf"
 
-enum { WORDS = 12, NAMED = 3, LIMIT_MS = 20000, FLIPS = 60, PROMPT = 1300, SMALL_CONTEXT = 64 };
+enum { WORDS = 14, NAMED = 3, LIMIT_MS = 20000, FLIPS = 60, PROMPT = 1300, SMALL_CONTEXT = 64 };
 
 static struct trial trial;
 static struct store_fixture store;
 static struct serve_fixture worker;
 static pid_t other_store;
 
-/* Run gpu-worker; its standard error must name every one of `named`. */
+/* Run a program; its standard error must name every one of `named`. */
+static void check_program(
+    const char *const *arguments, const char *input, int code, const char *const *named)
+{
+	struct process process;
+	char *errors;
+	int found;
+
+	assert_true(process_start(&process, arguments, input));
+	found = process_wait(&process, LIMIT_MS);
+	errors = process_errors(&process);
+	for (int i = 0; i < NAMED && named[i]; i++)
+		if (!strstr(errors, named[i]))
+			fail_msg("%s %s %s: no word of \"%s\":\n%s", arguments[0],
+			    arguments[1] ? arguments[1] : "", arguments[1] && arguments[2] ? arguments[2] : "",
+			    named[i], errors);
+	if (found != code) fail_msg("exit code %d, expected %d:\n%s", found, code, errors);
+	free(errors);
+	process_deinit(&process);
+}
+
 static void check_input(
     const char *const *arguments, const char *input, int code, const char *const *named)
 {
 	struct trial_arguments all = {0};
 	const char *const program[] = {KV_GPU_WORKER, NULL};
-	struct process process;
-	char *errors;
-	int found;
 
 	trial_add(&all, program);
 	trial_add(&all, arguments);
-	assert_true(process_start(&process, all.all, input));
-	found = process_wait(&process, LIMIT_MS);
-	errors = process_errors(&process);
-	for (int i = 0; i < NAMED && named[i]; i++)
-		if (!strstr(errors, named[i]))
-			fail_msg("%s %s: no word of \"%s\":\n%s", arguments[0] ? arguments[0] : "",
-			    arguments[1] ? arguments[1] : "", named[i], errors);
-	if (found != code) fail_msg("exit code %d, expected %d:\n%s", found, code, errors);
-	free(errors);
-	process_deinit(&process);
+	check_program(all.all, input, code, named);
 }
 
 static void check(const char *const *arguments, int code, const char *const *named)
@@ -71,16 +79,34 @@ static void options(void **state)
 	    {{"genrate"}, 2, {"genrate", "did you mean 'generate'"}},
 	    {{"generate"}, 2, {"model is required", "--model=VALUE", "--help"}},
 	    {{GENERATE, "--polcy", "full"}, 2, {"polcy", "did you mean 'policy'"}},
-	    {{GENERATE, "--policy", "quest"}, 1, {"quest", "clusterkv", "full"}},
+	    {{GENERATE, "--policy", "quest"}, 2, {"option policy", "'quest'", "clusterkv-paper, full"}},
 	    {{GENERATE, "--budget"}, 2, {"budget needs a value", "--budget=VALUE"}},
 	    {{GENERATE, "--budget", "0"}, 2, {"budget", "'0'", "1 to"}},
 	    {{GENERATE, "--budget", "many"}, 2, {"budget", "'many'", "whole number"}},
-	    {{GENERATE, "--budget", "32", "--sinks", "64"}, 1, {"--budget 32", "--sinks 64"}},
+	    {{GENERATE, "--budget", "32", "--sinks", "64"}, 2, {"--budget 32", "--sinks 64"}},
 	    {{GENERATE, "--cache", "12XB"}, 2, {"cache", "'12XB'", "64MiB"}},
-	    {{GENERATE, "--cache-policy", "lru"}, 1, {"--cache-policy", "\"lru\"", "recency:R"}},
-	    {{GENERATE, "--backend", "tpu"}, 1, {"\"tpu\"", "auto, cpu or cuda"}},
-	    {{GENERATE, "--transport", "pigeon"}, 2, {"--transport", "pigeon", "ucx or map"}},
-	    {{GENERATE, "--store", "tcp:host"}, 1, {"tcp:host", "unix:PATH"}},
+	    {{GENERATE, "--cache-policy", "lru"}, 2, {"option cache-policy", "'lru'", "recency:R"}},
+	    {{GENERATE, "--backend", "tpu"}, 2, {"option backend", "'tpu'", "auto, cpu, cuda"}},
+	    {{GENERATE, "--transport", "pigeon"}, 2, {"option transport", "'pigeon'", "ucx, map"}},
+	    {{GENERATE, "--store", "foo:bar"}, 2, {"option store", "\"foo:bar\"", "unix:PATH"}},
+	    {{GENERATE, "--store", "unix:"}, 2, {"option store", "path is empty"}},
+	    {{GENERATE, "--score", "x"}, 2, {"option score", "'x'", "size, paper"}},
+	    {{GENERATE, "--precision", "int4"}, 2, {"option precision", "'int4'", "default, fp32"}},
+	    {{GENERATE, "--on-miss", "skip"}, 2, {"option on-miss", "'skip'", "wait"}},
+	    {{GENERATE, "--cpu-level", "sse"}, 2, {"option cpu-level", "'sse'", "plain, avx2"}},
+	    {{GENERATE, "--cache", "100"}, 2, {"--cache 100", "at least"}},
+	    {{GENERATE, "--sequence", "a b"}, 2, {"option sequence", "'a b'", "ASCII"}},
+	    {{GENERATE, "--stop", ""}, 2, {"option stop", "1 to 256"}},
+	    {{GENERATE, "--call-timeout", "60d"}, 2, {"call-timeout", "'60d'"}},
+	    {{GENERATE, "--segment", "16384", "--cluster-tokens", "1"}, 2,
+	        {"tiny_llama.gguf", "--segment 16384 with --cluster-tokens 1", "raise"}},
+	    {{GENERATE, "--resume", "a", "--policy", "full"}, 2, {"--resume a", "--policy full"}},
+	    {{GENERATE, "--prompt-file", "x"}, 2, {"--prompt-file x", "--tokens-file -", "one of"}},
+	    {{"tokenize", "--model", MODEL}, 2, {"no input", "--file"}},
+	    {{"detokenize", "--model", MODEL}, 2, {"no input", "--tokens-file"}},
+	    {{"perplexity", "--model", MODEL}, 2, {"no input", "--file"}},
+	    {{"serve", "--model", MODEL, "--json"}, 2, {"json", "generate", "not to serve"}},
+	    {{"serve", "--model", MODEL, "--check", "--policy", "quest"}, 2, {"'quest'"}},
 	    {{GENERATE, "--kv-type", "f8"}, 2, {"kv-type", "'f8'", "f16"}},
 	    {{GENERATE, "--precision", "fp32", "--kv-type", "f16"}, 2, {"--precision fp32", "leave"}},
 	    {{GENERATE, "--on-miss", "estimate"}, 2, {"--on-miss estimate", "wait"}},
@@ -91,7 +117,9 @@ static void options(void **state)
 	    {{GENERATE, "--json", "more"}, 2, {"'more'", "one argument too many"}},
 	    {{GENERATE, "--resume", "a", "--sequence", "b"}, 2, {"--resume a", "--sequence b"}},
 	    {{GENERATE, "--resume", "nobody"}, 1, {"nobody", "not in the store"}},
-	    {{"serve", "--model", MODEL, "--listen", "127.0.0.1:99999"}, 1, {"127.0.0.1:99999"}},
+	    {{"serve", "--model", MODEL, "--listen", "127.0.0.1:99999"}, 2,
+	        {"listen", "127.0.0.1:99999", "port"}},
+	    {{"serve", "--model", MODEL, "--listen", "8080"}, 2, {"option listen", "\"8080\"", "HOST"}},
 	};
 
 	(void)state;
@@ -99,10 +127,88 @@ static void options(void **state)
 		check(list[i].arguments, list[i].code, list[i].named);
 }
 
+/* A wrong value is one wherever it comes from. */
+static void options_of_other_sources(void **state)
+{
+	static const char *const file_text = "[gpu-worker]\nbudget = 64\nstore = foo:bar\n";
+	char path[160];
+	const char *const plain[] = {GENERATE, NULL};
+	const char *const with_file[] = {GENERATE, "--config", path, NULL};
+	const char *const of_variable[] = {"CLUSTERKV_POLICY: option policy", "'quest'", NULL};
+	const char *const of_file[] = {"worker.conf:3: option store", "\"foo:bar\"", "unix:PATH"};
+	FILE *file;
+
+	(void)state;
+	setenv("CLUSTERKV_POLICY", "quest", 1);
+	check(plain, 2, of_variable);
+	unsetenv("CLUSTERKV_POLICY");
+	snprintf(path, sizeof path, "%s/worker.conf", store.directory);
+	file = fopen(path, "w");
+	assert_non_null(file);
+	fputs(file_text, file);
+	assert_int_equal(fclose(file), 0);
+	check(with_file, 2, of_file);
+	unlink(path);
+}
+
+static void options_of_other_programs(void **state)
+{
+	static const struct wrong list[] = {
+	    {{KVSTORED_PATH, "--config=", "--transport", "x"}, 2, {"transport", "'x'", "auto, ucx"}},
+	    {{KVSTORED_PATH, "--config=", "--verify", "x"}, 2, {"verify", "'x'", "off, commit"}},
+	    {{KVSTORED_PATH, "--config=", "--socket="}, 2, {"option socket", "empty"}},
+	    {{KVSTORED_PATH, "--config=", "--memory", "lots"}, 2, {"memory", "'lots'"}},
+	    {{KVCTL_PATH, "ping", "--timeout", "x"}, 2, {"timeout", "'x'"}},
+	    {{KVCTL_PATH, "stat", "--stats-socket="}, 2, {"option stats-socket", "empty"}},
+	    {{KVCTL_PATH, "ready", "--wait", "-1"}, 2, {"wait", "'-1'", "0 to"}},
+	    {{KVCTL_PATH, "stat", "--count", "2", "--stats-socket", "no.sock"}, 1,
+	        {"--count: given, and without effect with interval 0"}},
+	};
+	static const char *const named[] = {"option socket", "choose a shorter one", NULL};
+	char path[160];
+	const char *const with_long[] = {KVCTL_PATH, "ping", "--socket", path, NULL};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		check_program(list[i].arguments, NULL, list[i].code, list[i].named);
+	memset(path, 'p', sizeof path - 1);
+	path[sizeof path - 1] = '\0';
+	check_program(with_long, NULL, 2, named);
+}
+
+/* What was asked for and cannot be had is not kept quiet, and nobody else is bothered. */
+static void options_without_effect(void **state)
+{
+	static const struct wrong list[] = {
+	    {{GENERATE, "--policy", "full", "--budget", "64", "--store", "unix:/none"}, 0,
+	        {"warning gpu-worker: --store, --budget: given", "policy full"}},
+	    {{GENERATE, "--policy", "clusterkv-paper", "--score", "size", "--estimate", "off"}, 0,
+	        {"--score: given", "clusterkv-paper"}},
+	    {{GENERATE, "--transport", "map"}, 0, {"--transport: given", "store none"}},
+	    {{GENERATE, "--seed", "3", "--top-p", "0.5"}, 0,
+	        {"--top-p, --seed: given", "temperature 0"}},
+	    {{GENERATE, "--parse-special"}, 0, {"--parse-special: given", "tokens-file"}},
+	};
+	const char *const quiet[] = {
+	    KV_GPU_WORKER, GENERATE, "--temperature", "1", "--seed", "3", "--budget", "64", NULL};
+	struct process process;
+	char *errors;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		check(list[i].arguments, list[i].code, list[i].named);
+	assert_true(process_start(&process, quiet, "1 2 3"));
+	assert_int_equal(process_wait(&process, LIMIT_MS), 0);
+	errors = process_errors(&process);
+	assert_null(strstr(errors, "warning"));
+	free(errors);
+	process_deinit(&process);
+}
+
 static void prompts(void **state)
 {
 	static const struct wrong list[] = {
-	    {{"generate", "--model", MODEL}, 1, {"no input", "--prompt-file"}},
+	    {{"generate", "--model", MODEL}, 2, {"no input", "--prompt-file"}},
 	    {{"generate", "--model", MODEL, "--prompt-file", "no-such-file"}, 1, {"no-such-file"}},
 	    {{"generate", "--model", MODEL, "--prompt-file", "/dev/null"}, 1,
 	        {"empty", "at least one"}},
@@ -570,6 +676,9 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(options, begin, end),
+	    cmocka_unit_test_setup_teardown(options_of_other_sources, begin, end),
+	    cmocka_unit_test_setup_teardown(options_of_other_programs, begin, end),
+	    cmocka_unit_test_setup_teardown(options_without_effect, begin, end),
 	    cmocka_unit_test_setup_teardown(prompts, begin, end),
 	    cmocka_unit_test_setup_teardown(outputs, begin, end),
 	    cmocka_unit_test_setup_teardown(signals, begin, end),

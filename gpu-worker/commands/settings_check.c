@@ -1,0 +1,192 @@
+/* What is wrong with options beyond what their table says, and what of them has no effect. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "gpu-worker/commands/settings.h"
+#include "gpu-worker/text/stream_decoder.h"
+#include "kvstore/client/store_client.h"
+
+enum { NAME_LENGTH = 63, MOST_RECENCY = 1000, SCORE_SIZE = 0, SCORE_PAPER = 1 };
+
+enum kv_status gw_check_transport(const char *value)
+{
+	if (strcmp(value, "auto") == 0 || strcmp(value, "ucx") == 0 || strcmp(value, "map") == 0 ||
+		strncmp(value, "faulty-", 7) == 0)
+		return KV_OK;
+	return kv_fail(KV_INVALID, "'%s' is not one of auto, ucx, map", value);
+}
+
+enum kv_status gw_settings_recency(const char *text, uint32_t *recency)
+{
+	char *end = NULL;
+	unsigned long value;
+
+	if (strcmp(text, "clock") == 0) {
+		*recency = 0;
+		return KV_OK;
+	}
+	if (strncmp(text, "recency:", 8) == 0 && text[8] >= '1' && text[8] <= '9') {
+		value = strtoul(text + 8, &end, 10);
+		if (*end == '\0' && value <= MOST_RECENCY) {
+			*recency = (uint32_t)value;
+			return KV_OK;
+		}
+	}
+	return kv_fail(KV_INVALID, "'%s' is not clock, nor recency:R with R from 1 to %d", text,
+		MOST_RECENCY);
+}
+
+enum kv_status gw_check_cache_policy(const char *value)
+{
+	uint32_t recency;
+
+	return gw_settings_recency(value, &recency);
+}
+
+enum kv_status gw_check_name(const char *value)
+{
+	if (strlen(value) <= NAME_LENGTH) return KV_OK;
+	return kv_fail(KV_INVALID, "'%s' has %zu bytes: at most %d are possible", value, strlen(value),
+		NAME_LENGTH);
+}
+
+enum kv_status gw_check_sequence_id(const char *value)
+{
+	size_t length = strlen(value);
+
+	if (length == 0 || length >= KVW_MAX_SEQUENCE_ID)
+		return kv_fail(KV_INVALID, "'%s' has %zu characters: a sequence id has 1 to %d", value,
+			length, KVW_MAX_SEQUENCE_ID - 1);
+	for (size_t i = 0; i < length; i++)
+		if (value[i] <= ' ' || value[i] > '~')
+			return kv_fail(KV_INVALID, "'%s': a sequence id is made of visible ASCII characters",
+				value);
+	return KV_OK;
+}
+
+enum kv_status gw_check_stop(const char *value)
+{
+	size_t length = strlen(value);
+
+	if (length > 0 && length <= GW_MAX_STOP_BYTES) return KV_OK;
+	return kv_fail(KV_INVALID, "'%s' has %zu bytes: a text has 1 to %d", value, length,
+		GW_MAX_STOP_BYTES);
+}
+
+enum kv_status gw_settings_policy(const struct gw_settings *s, const char *name,
+	const struct gw_policy_ops **policy, struct gw_policy_options *options)
+{
+	const struct gw_policy_ops *found;
+	struct gw_policy_options made = {
+		.name = name != NULL ? name : s->policy,
+		.budget = s->budget,
+		.sinks = s->sinks,
+		.window = s->window,
+		.fold = s->fold,
+		.segment = s->segment,
+		.cluster_tokens = s->cluster_tokens,
+		.dense_layers = s->dense_layers,
+		.iterations = s->iterations,
+		.size_term = s->score == SCORE_SIZE,
+		.estimate = s->estimate == 1,
+		.center = s->center == 1,
+	};
+
+	KV_TRY(gw_policy_find(made.name, &found));
+	found->adjust(&made);
+	KV_TRY(gw_policy_options_check(&made));
+	*policy = found;
+	*options = made;
+	return KV_OK;
+}
+
+enum kv_status gw_settings_validate(const struct kv_command *command, const void *opaque)
+{
+	const struct gw_settings *s = opaque;
+	const struct gw_policy_ops *policy;
+	struct gw_policy_options options;
+
+	if (s->precision == 1 && s->kv_type == 1)
+		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 "
+			"key/values; leave --kv-type out");
+	if (s->on_miss == 1)
+		return kv_fail(KV_INVALID, "--on-miss estimate is not part of this version; use wait");
+	if (s->resume != NULL && s->sequence != NULL)
+		return kv_fail(KV_INVALID,
+			"--resume %s with --sequence %s: a resumed sequence keeps its id", s->resume,
+			s->sequence);
+	KV_TRY(gw_settings_policy(s, NULL, &policy, &options));
+	if (s->resume != NULL && !policy->offloads)
+		return kv_fail(KV_INVALID, "--resume %s with --policy %s: it keeps nothing in a store; "
+			"use the policy that the sequence was begun with", s->resume, policy->name);
+	(void)command;
+	return KV_OK;
+}
+
+enum kv_status gw_settings_input_check(uint32_t command, const struct gw_settings *s)
+{
+	bool text_file = (command & (GW_TOKENIZE | GW_PERPLEXITY)) != 0;
+	const char *option = text_file ? "--file" : "--prompt-file";
+	const char *text = text_file ? s->file : s->prompt_file;
+
+	if (command == GW_SERVE || (command == GW_GENERATE && s->resume != NULL)) return KV_OK;
+	if (text != NULL && s->tokens_file != NULL)
+		return kv_fail(KV_USAGE, "%s %s and --tokens-file %s: give one of them", option, text,
+			s->tokens_file);
+	if (text != NULL || s->tokens_file != NULL) return KV_OK;
+	if (command == GW_TOKENIZE) return kv_fail(KV_USAGE, "no input: give --file FILE or --file -");
+	if (command == GW_DETOKENIZE)
+		return kv_fail(KV_USAGE, "no input: give --tokens-file FILE or --tokens-file -");
+	return kv_fail(KV_USAGE, "no input: give %s or --tokens-file, FILE or - for standard input",
+		option);
+}
+
+/* What a policy that fixes some options leaves without effect: those given as it does not say. */
+static void warn_fixed(const struct kv_config *config, const struct gw_settings *s,
+	const struct gw_policy_options *fixed)
+{
+	const char *names[5] = {NULL};
+	size_t count = 0;
+
+	if (s->cluster_tokens != fixed->cluster_tokens) names[count++] = "cluster-tokens";
+	if ((s->score == SCORE_SIZE) != (fixed->size_term != 0)) names[count++] = "score";
+	if (s->estimate != fixed->estimate) names[count++] = "estimate";
+	if (s->center != fixed->center) names[count++] = "center";
+	kv_config_warn_ignored(config, names, "policy clusterkv-paper, which fixes it");
+}
+
+void gw_settings_warn_ignored(
+	const struct kv_config *config, uint32_t command, const struct gw_settings *s)
+{
+	static const char *const with_full[] = {"store", "transport", "name", "local-memory",
+		"store-wait", "call-timeout", "fetch-timeout", "budget", "score", "estimate", "center",
+		"cache", "cache-policy", "on-miss", "dense-layers", "sinks", "window", "fold", "segment",
+		"cluster-tokens", "iterations", "sequence", NULL};
+	static const char *const without_store[] = {"transport", "name", "store-wait", "call-timeout",
+		"fetch-timeout", NULL};
+	static const char *const with_store[] = {"local-memory", NULL};
+	static const char *const when_greedy[] = {"top-k", "top-p", "seed", NULL};
+	static const char *const when_resumed[] = {"prompt-file", "tokens-file", "parse-special",
+		"max-tokens", "ignore-end", "temperature", "top-k", "top-p", "seed", "stop", NULL};
+	static const char *const with_ids[] = {"parse-special", NULL};
+	const struct gw_policy_ops *policy;
+	struct gw_policy_options options;
+
+	if ((command & (GW_SERVE | GW_GENERATE | GW_PERPLEXITY)) != 0 &&
+		gw_settings_policy(s, NULL, &policy, &options) == KV_OK) {
+		bool own = strcmp(s->store, "none") == 0;
+
+		if (!policy->offloads)
+			kv_config_warn_ignored(config, with_full, "policy full");
+		else
+			kv_config_warn_ignored(config, own ? without_store : with_store,
+				own ? "store none" : "a store");
+		if (policy->offloads) warn_fixed(config, s, &options);
+	}
+	if (command == GW_GENERATE && s->resume != NULL)
+		kv_config_warn_ignored(config, when_resumed, "resume: the stored ones are used");
+	else if (command == GW_GENERATE && s->temperature <= 0.0)
+		kv_config_warn_ignored(config, when_greedy, "temperature 0");
+	if (s->tokens_file != NULL && s->resume == NULL)
+		kv_config_warn_ignored(config, with_ids, "tokens-file");
+}
