@@ -141,8 +141,8 @@ static enum kv_status check_shape(const struct gw_worker *worker, const struct g
 	page = kn_kv_row_bytes(worker->kv_type, shape.head_dim) * GW_CACHE_PAGE_ROWS;
 	if (cache > 0 && cache < page)
 		return kv_fail(KV_USAGE,
-			"--cache %llu bytes: a page of this model's rows has %llu; give at least that, or 0 for "
-			"twice the budget", (unsigned long long)cache, (unsigned long long)page);
+			"--cache %llu bytes: a page of this model's rows has %llu; give at least that, or 0 "
+			"for twice the budget", (unsigned long long)cache, (unsigned long long)page);
 	return KV_OK;
 }
 
