@@ -12,7 +12,7 @@ struct matmul_run {
 	const struct kn_matmul_arguments *a;
 	const struct kn_weight *weight;
 	const struct kn_matmul_kernels *kernels;
-	struct kn_panel_block *panels; /* [panel][blocks] */
+	struct kn_panel_block *panels; /* [panel][blocks][rows of the kernel], at 8 rows apart */
 	uint32_t first_row, rows;      /* activation rows of this run */
 	uint32_t blocks;
 	uint32_t rows_per_block, chunk; /* activation rows and tiles of a task */
@@ -25,7 +25,7 @@ enum kv_status kn_matmul_scratch_create(struct kn_backend *backend)
 	size_t blocks = (backend->max_columns + KN_BLOCK_COLUMNS - 1) / KN_BLOCK_COLUMNS;
 
 	backend->matmul_scratch =
-	    kn_memory_create(backend->allocator, panels * blocks * sizeof(struct kn_panel_block));
+	    kn_memory_create(backend->allocator, panels * blocks * KN_PANEL_ROWS * sizeof(struct kn_panel_block));
 	return backend->matmul_scratch ? KV_OK : KV_NO_MEMORY;
 }
 
@@ -49,6 +49,17 @@ static const struct kn_matmul_kernels *kernels_of(enum kn_cpu_level level)
 	}
 }
 
+/* Index of the kernel for up to 1, 2, 4 or 8 rows. */
+static uint32_t variant_of(uint32_t rows)
+{
+	return rows <= 1 ? 0 : rows <= 2 ? 1 : rows <= 4 ? 2 : 3;
+}
+
+static struct kn_panel_block *panel_of(const struct matmul_run *run, uint32_t row)
+{
+	return run->panels + (size_t)(row / KN_PANEL_ROWS) * KN_PANEL_ROWS * run->blocks;
+}
+
 static void quantise_panel(void *context, uint32_t task, uint32_t thread)
 {
 	const struct matmul_run *run = context;
@@ -57,7 +68,7 @@ static void quantise_panel(void *context, uint32_t task, uint32_t thread)
 
 	(void)thread;
 	run->kernels->panel(run->a->x + run->a->x_stride * (run->first_row + first), run->a->x_stride,
-	    rows, run->weight->columns, run->panels + (size_t)task * run->blocks);
+	    rows, 1u << variant_of(rows), run->weight->columns, panel_of(run, first));
 }
 
 /* y = from + bias + add, at most 16 columns; with a constant count it becomes one vector operation
@@ -97,12 +108,6 @@ static void store_tile(const struct matmul_run *run, const float *out, uint32_t 
 	}
 }
 
-/* Index of the kernel for up to 1, 2, 4 or 8 rows. */
-static uint32_t variant_of(uint32_t rows)
-{
-	return rows <= 1 ? 0 : rows <= 2 ? 1 : rows <= 4 ? 2 : 3;
-}
-
 static void quantised_tile(const struct matmul_run *run, const struct kn_slab *slab,
     const uint8_t *tile, uint32_t column, uint32_t columns, uint32_t row, uint32_t row_end)
 {
@@ -112,7 +117,7 @@ static void quantised_tile(const struct matmul_run *run, const struct kn_slab *s
 		uint32_t rows = row_end - row < KN_PANEL_ROWS ? row_end - row : KN_PANEL_ROWS;
 
 		run->kernels->tile[slab->format][variant_of(rows)](
-		    tile, run->blocks, run->panels + (size_t)(row / KN_PANEL_ROWS) * run->blocks, out);
+		    tile, run->blocks, panel_of(run, row), out);
 		store_tile(run, out, row, rows, column, columns);
 	}
 }
@@ -161,7 +166,8 @@ static void matmul_task(void *context, uint32_t task, uint32_t thread)
 static uint32_t cut_tasks(struct matmul_run *run, uint32_t threads)
 {
 	uint32_t panel_rows =
-	    PANEL_CACHE_BYTES / (run->blocks * (uint32_t)sizeof(struct kn_panel_block)) * KN_PANEL_ROWS;
+	    PANEL_CACHE_BYTES / (run->blocks * KN_PANEL_ROWS * (uint32_t)sizeof(struct kn_panel_block)) *
+	    KN_PANEL_ROWS;
 
 	if (panel_rows < KN_PANEL_ROWS) panel_rows = KN_PANEL_ROWS;
 	run->rows_per_block = panel_rows < run->rows ? panel_rows : run->rows;

@@ -118,24 +118,24 @@ ALWAYS_INLINE int offset_shift(enum kn_tile_format format)
 ALWAYS_INLINE __m256 add_block(enum kn_tile_format format, const __m256i *c, __m256 scale,
     __m256 second, const struct kn_panel_block *x, int n, __m256 sum)
 {
-	__m256i low = dot_half(format, c, x->q[n]), high = dot_half(format, c + 4, x->q[n] + 16);
+	__m256i low = dot_half(format, c, x[n].q), high = dot_half(format, c + 4, x[n].q + 16);
 
 	if (kn_tile_offset(format) != 0 && format != KN_TILE_P8S) {
 		low = _mm256_add_epi32(
-		    low, _mm256_slli_epi32(_mm256_set1_epi32(x->negative[0][n]), offset_shift(format)));
+		    low, _mm256_slli_epi32(_mm256_set1_epi32(x[n].negative[0]), offset_shift(format)));
 		high = _mm256_add_epi32(
-		    high, _mm256_slli_epi32(_mm256_set1_epi32(x->negative[1][n]), offset_shift(format)));
+		    high, _mm256_slli_epi32(_mm256_set1_epi32(x[n].negative[1]), offset_shift(format)));
 	}
-	__m256 a = _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_set1_ps(x->scale[0][n]));
+	__m256 a = _mm256_mul_ps(_mm256_cvtepi32_ps(low), _mm256_set1_ps(x[n].scale[0]));
 
 	if (format == KN_TILE_P6S) {
-		__m256 b = _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_set1_ps(x->scale[1][n]));
+		__m256 b = _mm256_mul_ps(_mm256_cvtepi32_ps(high), _mm256_set1_ps(x[n].scale[1]));
 
 		return _mm256_fmadd_ps(b, second, _mm256_fmadd_ps(a, scale, sum));
 	}
-	a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(high), _mm256_set1_ps(x->scale[1][n]), a);
+	a = _mm256_fmadd_ps(_mm256_cvtepi32_ps(high), _mm256_set1_ps(x[n].scale[1]), a);
 	sum = _mm256_fmadd_ps(a, scale, sum);
-	if (!kn_tile_is_paired(format)) sum = _mm256_fmadd_ps(second, _mm256_set1_ps(x->sum[n]), sum);
+	if (!kn_tile_is_paired(format)) sum = _mm256_fmadd_ps(second, _mm256_set1_ps(x[n].sum), sum);
 	return sum;
 }
 
@@ -145,9 +145,10 @@ ALWAYS_INLINE void prefetch(const uint8_t *p, uint32_t bytes)
 		_mm_prefetch((const char *)p + PREFETCH_BYTES + i, _MM_HINT_T0);
 }
 
-/* Rows 8 * half to 8 * half + 7 of the tile against rows [first, first + rows) of the panel. */
+/* Rows 8 * half to 8 * half + 7 of the tile against rows [first, first + rows) of a panel for
+ * `capacity` rows. */
 ALWAYS_INLINE void run_half(enum kn_tile_format format, int half, int first, int rows,
-    const uint8_t *tile, uint32_t blocks, const struct kn_panel_block *x, float *out)
+    int capacity, const uint8_t *tile, uint32_t blocks, const struct kn_panel_block *x, float *out)
 {
 	const uint32_t code_bytes = kn_tile_code_bytes(format);
 	const uint8_t *scales = tile;
@@ -155,7 +156,7 @@ ALWAYS_INLINE void run_half(enum kn_tile_format format, int half, int first, int
 
 	for (int n = 0; n < rows; n++)
 		sum[n] = _mm256_setzero_ps();
-	for (uint32_t b = 0; b < blocks; b++, x++) {
+	for (uint32_t b = 0; b < blocks; b++, x += capacity) {
 		__m256i c[8];
 		__m256 scale;
 
@@ -186,8 +187,8 @@ ALWAYS_INLINE void run_tile(enum kn_tile_format format, int rows, const uint8_t 
 	const int step = rows < 4 ? rows : 4;
 
 	for (int first = 0; first < rows; first += step) {
-		run_half(format, 0, first, step, tile, blocks, x, out);
-		run_half(format, 1, first, step, tile, blocks, x, out);
+		run_half(format, 0, first, step, rows, tile, blocks, x, out);
+		run_half(format, 1, first, step, rows, tile, blocks, x, out);
 	}
 }
 
@@ -238,8 +239,7 @@ ALWAYS_INLINE float largest_lane(__m256 v)
 }
 
 /* Quantise 16 floats, as quantise_half of matmul_plain.c; returns the sum of scale * code. */
-ALWAYS_INLINE float quantise_half(
-    const float *x, struct kn_panel_block *block, uint32_t row, int half)
+ALWAYS_INLINE float quantise_half(const float *x, struct kn_panel_block *block, int half)
 {
 	const __m256 magnitude = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
 	__m256 a = _mm256_loadu_ps(x), b = _mm256_loadu_ps(x + 8);
@@ -252,18 +252,18 @@ ALWAYS_INLINE float quantise_half(
 	/* The pack works in 128-bit lanes: put the groups of four back in order. */
 	__m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(p, q), 0xd8);
 
-	_mm_store_si128((__m128i *)(void *)(block->q[row] + 16 * half),
+	_mm_storeu_si128((__m128i *)(void *)(block->q + 16 * half),
 	    _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1)));
-	block->scale[half][row] = scale;
-	block->negative[half][row] = -sum;
+	block->scale[half] = scale;
+	block->negative[half] = -sum;
 	return scale * (float)sum;
 }
 
-ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
+ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block)
 {
-	float low = quantise_half(x, block, row, 0), high = quantise_half(x + 16, block, row, 1);
+	float low = quantise_half(x, block, 0), high = quantise_half(x + 16, block, 1);
 
-	block->sum[row] = low + high;
+	block->sum = low + high;
 }
 
 #define KERNELS kn_matmul_avx2

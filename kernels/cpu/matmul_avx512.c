@@ -102,21 +102,21 @@ ALWAYS_INLINE __m512 add_block(enum kn_tile_format format, const __m512i *c, __m
 
 	if (kn_tile_offset(format) != 0) {
 		low =
-		    _mm512_slli_epi32(_mm512_set1_epi32(x->negative[0][n]), (unsigned)offset_shift(format));
+		    _mm512_slli_epi32(_mm512_set1_epi32(x[n].negative[0]), (unsigned)offset_shift(format));
 		high =
-		    _mm512_slli_epi32(_mm512_set1_epi32(x->negative[1][n]), (unsigned)offset_shift(format));
+		    _mm512_slli_epi32(_mm512_set1_epi32(x[n].negative[1]), (unsigned)offset_shift(format));
 	}
-	dots(c, x->q[n], &low, &high);
-	__m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(x->scale[0][n]));
+	dots(c, x[n].q, &low, &high);
+	__m512 a = _mm512_mul_ps(_mm512_cvtepi32_ps(low), _mm512_set1_ps(x[n].scale[0]));
 
 	if (format == KN_TILE_P6S) {
-		__m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(x->scale[1][n]));
+		__m512 b = _mm512_mul_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(x[n].scale[1]));
 
 		return _mm512_fmadd_ps(b, second, _mm512_fmadd_ps(a, scale, sum));
 	}
-	a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(x->scale[1][n]), a);
+	a = _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), _mm512_set1_ps(x[n].scale[1]), a);
 	sum = _mm512_fmadd_ps(a, scale, sum);
-	if (!kn_tile_is_paired(format)) sum = _mm512_fmadd_ps(second, _mm512_set1_ps(x->sum[n]), sum);
+	if (!kn_tile_is_paired(format)) sum = _mm512_fmadd_ps(second, _mm512_set1_ps(x[n].sum), sum);
 	return sum;
 }
 
@@ -135,7 +135,7 @@ ALWAYS_INLINE void run_tile(enum kn_tile_format format, int rows, const uint8_t 
 
 	for (int n = 0; n < rows; n++)
 		sum[n] = _mm512_setzero_ps();
-	for (uint32_t b = 0; b < blocks; b++, x++) {
+	for (uint32_t b = 0; b < blocks; b++, x += rows) {
 		__m512i c[8];
 		__m512 scale;
 
@@ -180,8 +180,7 @@ ALWAYS_INLINE void run_tile_f32(
 }
 
 /* Quantise 16 floats, as quantise_half of matmul_plain.c; returns the sum of scale * code. */
-ALWAYS_INLINE float quantise_half(
-    const float *x, struct kn_panel_block *block, uint32_t row, int half)
+ALWAYS_INLINE float quantise_half(const float *x, struct kn_panel_block *block, int half)
 {
 	__m512 v = _mm512_loadu_ps(x);
 	float largest = _mm512_reduce_max_ps(_mm512_abs_ps(v));
@@ -191,17 +190,17 @@ ALWAYS_INLINE float quantise_half(
 	q = _mm512_max_epi32(q, _mm512_set1_epi32(-127));
 	int32_t sum = _mm512_reduce_add_epi32(q);
 
-	_mm_store_si128((__m128i *)(void *)(block->q[row] + 16 * half), _mm512_cvtepi32_epi8(q));
-	block->scale[half][row] = scale;
-	block->negative[half][row] = -sum;
+	_mm_storeu_si128((__m128i *)(void *)(block->q + 16 * half), _mm512_cvtepi32_epi8(q));
+	block->scale[half] = scale;
+	block->negative[half] = -sum;
 	return scale * (float)sum;
 }
 
-ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
+ALWAYS_INLINE void quantise_block(const float *x, struct kn_panel_block *block)
 {
-	float low = quantise_half(x, block, row, 0), high = quantise_half(x + 16, block, row, 1);
+	float low = quantise_half(x, block, 0), high = quantise_half(x + 16, block, 1);
 
-	block->sum[row] = low + high;
+	block->sum = low + high;
 }
 
 #define KERNELS kn_matmul_avx512

@@ -23,25 +23,27 @@
 
 enum { KN_PANEL_ROWS = 8 };
 
-/* One block of 32 columns of 8 activation rows. Rows beyond the batch are zero. Index 0 of a pair
- * is columns 0 to 15, index 1 columns 16 to 31. */
+/* One block of 32 columns of one activation row. Index 0 of a pair is columns 0 to 15, index 1
+ * columns 16 to 31. Without padding: a decoded token's whole block is in one cache line, for every
+ * line that one core writes and others read costs them a transfer. */
 struct kn_panel_block {
-	int8_t q[KN_PANEL_ROWS][KN_BLOCK_COLUMNS];
-	float scale[2][KN_PANEL_ROWS];
-	int32_t negative[2][KN_PANEL_ROWS]; /* -sum of the codes */
-	float sum[KN_PANEL_ROWS];           /* sum of scale * code over the block */
+	int8_t q[KN_BLOCK_COLUMNS];
+	float scale[2];
+	int32_t negative[2]; /* -sum of the codes */
+	float sum;           /* sum of scale * code over the block */
 };
 
-/* out[n][16] for rows n of the panel: one tile of `blocks` blocks. */
+/* out[n][16] for rows n of the panel: one tile of `blocks` blocks. A kernel for R rows reads panels
+ * [blocks][R], in which rows beyond the batch are zero. */
 typedef void kn_tile_kernel(
     const uint8_t *tile, uint32_t blocks, const struct kn_panel_block *panel, float *out);
 /* The same for float activations, x [rows][columns], row stride x_stride floats. */
 typedef void kn_tile_kernel_f32(
     const float *tile, uint32_t columns, const float *x, size_t x_stride, float *out);
 
-/* Quantise rows [0, rows) of x, rows ≤ 8, into a panel of columns / 32 blocks. */
-typedef void kn_panel_kernel(
-    const float *x, size_t x_stride, uint32_t rows, uint32_t columns, struct kn_panel_block *panel);
+/* Quantise rows [0, rows) of x into a panel [columns / 32][capacity], rows ≤ capacity ≤ 8. */
+typedef void kn_panel_kernel(const float *x, size_t x_stride, uint32_t rows, uint32_t capacity,
+    uint32_t columns, struct kn_panel_block *panel);
 
 /* Kernels for 1, 2, 4 and 8 rows. */
 enum { KN_ROW_VARIANTS = 4 };

@@ -16,7 +16,7 @@ static int32_t round_to_int(float x)
 	return bits - 0x4b400000;
 }
 
-static void quantise_half(const float *x, struct kn_panel_block *block, uint32_t row, uint32_t half)
+static void quantise_half(const float *x, struct kn_panel_block *block, uint32_t half)
 {
 	float largest = 0.0f;
 	int32_t sum = 0;
@@ -32,21 +32,21 @@ static void quantise_half(const float *x, struct kn_panel_block *block, uint32_t
 	for (uint32_t k = 0; k < 16; k++) {
 		int8_t q = (int8_t)round_to_int(x[k] * inverse);
 
-		block->q[row][16 * half + k] = q;
+		block->q[16 * half + k] = q;
 		sum += q;
 	}
-	block->scale[half][row] = largest / 127.0f;
-	block->negative[half][row] = -sum;
+	block->scale[half] = largest / 127.0f;
+	block->negative[half] = -sum;
 }
 
-static void quantise_block(const float *x, struct kn_panel_block *block, uint32_t row)
+static void quantise_block(const float *x, struct kn_panel_block *block)
 {
-	quantise_half(x, block, row, 0);
-	quantise_half(x + 16, block, row, 1);
-	float low = block->scale[0][row] * (float)-block->negative[0][row];
-	float high = block->scale[1][row] * (float)-block->negative[1][row];
+	quantise_half(x, block, 0);
+	quantise_half(x + 16, block, 1);
+	float low = block->scale[0] * (float)-block->negative[0];
+	float high = block->scale[1] * (float)-block->negative[1];
 
-	block->sum[row] = low + high;
+	block->sum = low + high;
 }
 
 /* Codes of a block as signed bytes [16][32], offset taken away. */
@@ -75,7 +75,7 @@ static void run_tile(enum kn_tile_format format, uint32_t rows, const uint8_t *t
 {
 	memset(out, 0, rows * KN_TILE_ROWS * sizeof *out);
 	for (uint32_t b = 0; b < blocks; b++) {
-		const struct kn_panel_block *x = &panel[b];
+		const struct kn_panel_block *x = panel + (size_t)b * rows;
 		const uint16_t *scales, *minimums;
 		const uint8_t *codes;
 		int16_t w[KN_TILE_ROWS * KN_BLOCK_COLUMNS];
@@ -88,17 +88,17 @@ static void run_tile(enum kn_tile_format format, uint32_t rows, const uint8_t *t
 
 			for (uint32_t n = 0; n < rows; n++) {
 				float *sum = &out[KN_TILE_ROWS * n + r];
-				float low = (float)dot16(w + 32 * r, x->q[n]);
-				float high = (float)dot16(w + 32 * r + 16, x->q[n] + 16);
+				float low = (float)dot16(w + 32 * r, x[n].q);
+				float high = (float)dot16(w + 32 * r + 16, x[n].q + 16);
 
-				low *= x->scale[0][n];
+				low *= x[n].scale[0];
 				if (format == KN_TILE_P6S) {
 					*sum = fmaf(low, scale, *sum);
-					*sum = fmaf(high * x->scale[1][n], second, *sum);
+					*sum = fmaf(high * x[n].scale[1], second, *sum);
 					continue;
 				}
-				*sum = fmaf(fmaf(high, x->scale[1][n], low), scale, *sum);
-				if (minimums) *sum = fmaf(second, x->sum[n], *sum);
+				*sum = fmaf(fmaf(high, x[n].scale[1], low), scale, *sum);
+				if (minimums) *sum = fmaf(second, x[n].sum, *sum);
 			}
 		}
 	}

@@ -1,13 +1,13 @@
 /* Ends the file of a CPU level: a function for each format and number of rows, and the table of
  * them. The file has defined run_tile, run_tile_f32 and quantise_block, and KERNELS, the table's
  * name. */
-static void quantise_panel(
-    const float *x, size_t x_stride, uint32_t rows, uint32_t columns, struct kn_panel_block *panel)
+static void quantise_panel(const float *x, size_t x_stride, uint32_t rows, uint32_t capacity,
+    uint32_t columns, struct kn_panel_block *panel)
 {
-	for (uint32_t b = 0; b < columns / KN_BLOCK_COLUMNS; b++) {
-		if (rows < KN_PANEL_ROWS) memset(&panel[b], 0, sizeof panel[b]);
+	for (uint32_t b = 0; b < columns / KN_BLOCK_COLUMNS; b++, panel += capacity) {
 		for (uint32_t n = 0; n < rows; n++)
-			quantise_block(x + x_stride * n + KN_BLOCK_COLUMNS * (size_t)b, &panel[b], n);
+			quantise_block(x + x_stride * n + KN_BLOCK_COLUMNS * (size_t)b, &panel[n]);
+		memset(panel + rows, 0, (capacity - rows) * sizeof *panel);
 	}
 }
 
