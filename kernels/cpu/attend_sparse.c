@@ -89,34 +89,50 @@ static float *partial_of(struct kn_attend_scratch *s, uint32_t block)
 	return s->partials + (size_t)block * s->partial_floats;
 }
 
-static void list_rows(struct thread_scratch *t, const struct block *block, size_t row_bytes)
+/* Where the first `count` rows of a block start. */
+static void list_block(
+    const uint8_t **rows, const struct block *block, uint32_t count, size_t row_bytes)
 {
 	const struct kn_span *span = block->span;
 	uint32_t offset = block->first, n = 0;
-	while (n < block->count) {
+	while (n < count) {
 		const uint8_t *row = span->rows + (size_t)offset * row_bytes;
 		uint32_t take = span->count - offset;
-		if (take > block->count - n) take = block->count - n;
+		if (take > count - n) take = count - n;
 		for (uint32_t i = 0; i < take; i++, row += row_bytes)
-			t->rows[n + i] = row;
+			rows[n + i] = row;
 		n += take;
 		offset = 0;
 		span++;
 	}
-	for (uint32_t i = 0; i < KN_ROWS_AHEAD; i++)
-		t->rows[n + i] = t->rows[n - 1];
 }
 
-static void attend_rows(struct kn_attend_scratch *s, const struct block *block,
-    struct thread_scratch *t, struct kn_rows_block *rows)
+/* The rows of a task, and behind them those that this thread will most likely be at next: they are
+ * fetched while the last ones are worked on, for every block that starts cold costs a microsecond. */
+static void list_rows(
+    struct kn_attend_scratch *s, struct thread_scratch *t, uint32_t task, size_t row_bytes)
+{
+	const struct block *block = &s->blocks[task];
+	uint32_t next = task + kn_pool_threads(s->pool), n = block->count, ahead = 0;
+	list_block(t->rows, block, n, row_bytes);
+	if (next < s->block_count && s->blocks[next].span != NULL) {
+		ahead = s->blocks[next].count < KN_ROWS_AHEAD ? s->blocks[next].count : KN_ROWS_AHEAD;
+		list_block(t->rows + n, &s->blocks[next], ahead, row_bytes);
+	}
+	for (; ahead < KN_ROWS_AHEAD; ahead++)
+		t->rows[n + ahead] = t->rows[n - 1];
+}
+
+static void attend_rows(struct kn_attend_scratch *s, uint32_t task, struct thread_scratch *t,
+    struct kn_rows_block *rows)
 {
 	const struct kn_attend_sparse_arguments *a = s->arguments;
-	const float *q = s->portions[block->portion].job->q;
+	const float *q = s->portions[s->blocks[task].portion].job->q;
 	float scale = a->scale * KN_LOG2E;
 	for (uint32_t i = 0; i < a->group * a->head_dim; i++)
 		t->q[i] = q[i] * scale;
 	size_t row_bytes = kn_kv_row_bytes(a->kv_type, a->head_dim);
-	list_rows(t, block, row_bytes);
+	list_rows(s, t, task, row_bytes);
 	rows->value_offset = row_bytes / 2;
 	rows->type = a->kv_type;
 	s->level->scores(rows);
@@ -245,7 +261,7 @@ static void attend_task(void *context, uint32_t task, uint32_t thread)
 	    .group = a->group,
 	    .head_dim = a->head_dim};
 	if (block->span != NULL)
-		attend_rows(s, block, t, &rows);
+		attend_rows(s, task, t, &rows);
 	else
 		attend_estimate(s, block, t, &rows);
 	struct portion *p = &s->portions[block->portion];
