@@ -5,7 +5,7 @@
 #include "common/base/random.h"
 #include "common/collect/hash_map.h"
 
-enum { NONE = UINT32_MAX };
+enum { NONE = UINT32_MAX, MAX_PAGES = 1 << 29 };
 
 /* A key without padding, as the map compares bytes. */
 struct map_key {
@@ -13,23 +13,27 @@ struct map_key {
 	uint32_t layer, head, cluster, zero;
 };
 
+/* One cache line. */
 struct slot {
 	struct map_key key;
-	uint32_t first_page, last_page, pages; /* chain, in row order */
+	uint32_t first_page, last_page; /* chain, in row order */
 	uint32_t held;      /* leading rows that are valid */
 	uint32_t wanted;    /* after this round's commit; ≥ held */
 	uint64_t pin_round; /* == cache->round: may not be evicted */
 	uint64_t used_step;
-	uint8_t referenced; /* CLOCK's bit */
-	uint8_t used;       /* in use */
+	uint32_t pages : 30;
+	uint32_t referenced : 1; /* CLOCK's bit */
+	uint32_t used : 1;       /* in use */
+	uint32_t unused;
 };
+_Static_assert(sizeof(struct slot) == 64, "a slot is a cache line");
 
 struct gw_cluster_cache {
 	struct gw_cache_options options;
 	uint8_t *memory;            /* [page_count][GW_CACHE_PAGE_ROWS][row_bytes] */
 	uint32_t page_count, free_pages, free_first;
 	uint32_t *next_page;        /* [page_count]: chains of slots and of free pages */
-	struct slot *slots;         /* [page_count]: a slot has at least one page */
+	struct slot *slots;         /* [page_count], aligned: a slot has at least one page */
 	uint32_t *free_slots;       /* stack */
 	uint32_t free_slot_count, hand, used_slots;
 	uint32_t *pending;          /* slots to be filled this round */
@@ -69,10 +73,10 @@ enum kv_status gw_cluster_cache_create(const struct gw_cache_options *options,
 	struct gw_cluster_cache *made;
 	enum kv_status status;
 
-	if (pages < 1 || pages > UINT32_MAX / 2)
+	if (pages < 1 || pages > MAX_PAGES)
 		return kv_fail(KV_INVALID, "--cache %llu bytes: must be %zu bytes (one page) to %llu",
 			(unsigned long long)options->capacity_bytes, page_bytes,
-			(unsigned long long)page_bytes * (UINT32_MAX / 2));
+			(unsigned long long)page_bytes * MAX_PAGES);
 	made = kv_alloc_zero(options->allocator, sizeof *made);
 	if (made == NULL) return KV_NO_MEMORY;
 	made->options = *options;
@@ -230,21 +234,38 @@ static uint32_t new_slot(struct gw_cluster_cache *cache, const struct map_key *k
 	return index;
 }
 
+static uint32_t find(const struct gw_cluster_cache *cache, const struct map_key *key,
+	const uint32_t *hint)
+{
+	uint64_t found = NONE;
+
+	if (hint != NULL && *hint < cache->page_count && cache->slots[*hint].used &&
+		memcmp(&cache->slots[*hint].key, key, sizeof *key) == 0)
+		return *hint;
+	return kv_hash_map_find(cache->map, key, &found) ? (uint32_t)found : (uint32_t)NONE;
+}
+
+void gw_cluster_cache_prefetch(const struct gw_cluster_cache *cache, uint32_t hint)
+{
+	if (hint < cache->page_count) __builtin_prefetch(&cache->slots[hint], 1);
+}
+
 struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
-	const struct gw_cache_key *wanted, uint32_t count)
+	const struct gw_cache_key *wanted, uint32_t count, uint32_t *hint)
 {
 	const struct map_key key = {wanted->segment, wanted->layer, wanted->head, wanted->cluster, 0};
 	struct gw_cache_grant grant = {NONE, 0};
-	uint64_t found = NONE, pinned_before;
-	uint32_t index, more;
+	uint32_t index = find(cache, &key, hint), more;
+	uint64_t pinned_before;
 	struct slot *slot;
-	int fresh = !kv_hash_map_find(cache->map, &key, &found);
+	int fresh = index == NONE;
 
-	index = fresh ? new_slot(cache, &key, pages_of(count)) : (uint32_t)found;
+	if (fresh) index = new_slot(cache, &key, pages_of(count));
 	if (index == NONE) {
 		count_access(cache, 0, count);
 		return grant;
 	}
+	if (hint != NULL) *hint = index;
 	slot = &cache->slots[index];
 	pinned_before = slot->pin_round;
 	if (pinned_before != cache->round) cache->pinned_pages += slot->pages;

@@ -2,7 +2,9 @@
  *
  * A slot holds the leading rows of one cluster of one KV head, in pages of GW_CACHE_PAGE_ROWS
  * rows. Slots are looked up by (segment id, layer, KV head, cluster); segment ids are never
- * reused within a boot generation, and the cache is emptied when the generation changes.
+ * reused within a boot generation, and the cache is emptied when the generation changes. A decode
+ * step asks for thousands of clusters, most of which it asked for in the step before: a caller may
+ * keep a hint for each, with which a slot is found without a search. A hint is never trusted.
  * Eviction is CLOCK over slots; what the current round uses is pinned. With `recency` R > 0 a
  * slot also leaves when it was not used in the last R steps (the paper's rule).
  *
@@ -62,9 +64,14 @@ void gw_cluster_cache_destroy(struct gw_cluster_cache *cache);
 void gw_cluster_cache_step(struct gw_cluster_cache *cache);
 void gw_cluster_cache_begin(struct gw_cluster_cache *cache);
 
-/* Find or make room for the leading `count` rows of a cluster, and pin it for this round. */
+/* Find or make room for the leading `count` rows of a cluster, and pin it for this round.
+ * hint: NULL, or where the slot may be (any value is allowed); the slot that was found is put there
+ * for the next time. */
 struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
-	const struct gw_cache_key *key, uint32_t count);
+	const struct gw_cache_key *key, uint32_t count, uint32_t *hint);
+
+/* Start to load what acquire will read for a hint. */
+void gw_cluster_cache_prefetch(const struct gw_cluster_cache *cache, uint32_t hint);
 
 /* The memory of rows [from, to) of a granted slot, as runs of contiguous rows. Returns how many
  * spans were written; `spans` has room for (to - from + 30) / 16 + 1. */

@@ -8,20 +8,27 @@ enum kv_status gw_token_rows_init(struct gw_token_rows *rows, const struct kn_ba
 	void *memory = NULL;
 
 	if (capacity > 0)
-		KV_TRY(ops->buffer_create(backend, (size_t)kv_heads * capacity * row_bytes, &memory));
-	rows->rows = memory;
-	rows->kv_heads = kv_heads;
-	rows->capacity = capacity;
-	rows->count = 0;
-	rows->row_bytes = row_bytes;
+		KV_TRY(ops->buffer_create(backend, gw_token_rows_bytes(kv_heads, capacity, row_bytes),
+			&memory));
+	gw_token_rows_init_at(rows, memory, kv_heads, capacity, row_bytes);
 	rows->ops = ops;
 	rows->backend = backend;
 	return KV_OK;
 }
 
+void gw_token_rows_init_at(struct gw_token_rows *rows, void *memory, uint32_t kv_heads,
+	uint32_t capacity, size_t row_bytes)
+{
+	*rows = (struct gw_token_rows){.rows = memory,
+		.kv_heads = kv_heads,
+		.capacity = capacity,
+		.row_bytes = row_bytes};
+}
+
 void gw_token_rows_deinit(struct gw_token_rows *rows)
 {
-	if (rows->rows != NULL) rows->ops->buffer_destroy(rows->backend, rows->rows);
+	if (rows->rows != NULL && rows->ops != NULL)
+		rows->ops->buffer_destroy(rows->backend, rows->rows);
 	rows->rows = NULL;
 	rows->capacity = rows->count = 0;
 }

@@ -16,12 +16,19 @@ struct gw_token_rows {
 	uint8_t *rows;        /* [kv_heads][capacity][row_bytes] */
 	uint32_t kv_heads, capacity, count;
 	size_t row_bytes;
-	const struct kn_backend_ops *ops;
+	const struct kn_backend_ops *ops; /* NULL: the memory is the caller's */
 	struct kn_backend *backend;
 };
 
 enum kv_status gw_token_rows_init(struct gw_token_rows *rows, const struct kn_backend_ops *ops,
 	struct kn_backend *backend, uint32_t kv_heads, uint32_t capacity, size_t row_bytes);
+/* The same in the caller's memory of gw_token_rows_bytes bytes, which outlives the rows. */
+void gw_token_rows_init_at(struct gw_token_rows *rows, void *memory, uint32_t kv_heads,
+	uint32_t capacity, size_t row_bytes);
+static inline size_t gw_token_rows_bytes(uint32_t kv_heads, uint32_t capacity, size_t row_bytes)
+{
+	return (size_t)kv_heads * capacity * row_bytes;
+}
 void gw_token_rows_deinit(struct gw_token_rows *rows);
 
 static inline uint8_t *gw_token_rows_at(const struct gw_token_rows *rows, uint32_t head,

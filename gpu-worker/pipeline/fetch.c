@@ -113,6 +113,7 @@ struct extent_place {
 	uint64_t offset;            /* of the extent's first row in the unit */
 	struct gw_cache_key key;
 	uint32_t layer, count;
+	uint32_t *hint;
 };
 
 static void add_read(struct gw_pipeline *pipeline, const struct extent_place *place, uint32_t from,
@@ -135,6 +136,14 @@ static void add_span(struct gw_round *round, const uint8_t *rows, uint32_t count
 	round->span_count++;
 }
 
+static uint32_t *hint_of(const struct gw_sequence *sequence, uint32_t layer, uint32_t head,
+	const struct kn_extent *extent)
+{
+	const struct gw_layer_state *state = &sequence->layers[layer];
+
+	return state->slot_hints + (size_t)head * state->index->capacity + extent->cluster;
+}
+
 static void locate(const struct gw_sequence *sequence, uint32_t layer, uint32_t head,
 	const struct kn_extent *extent, struct extent_place *place)
 {
@@ -151,6 +160,7 @@ static void locate(const struct gw_sequence *sequence, uint32_t layer, uint32_t 
 	place->key.head = head;
 	place->key.cluster = extent->cluster - index->segment_first[ordinal];
 	place->count = extent->count;
+	place->hint = hint_of(sequence, layer, head, extent);
 }
 
 /* Look an extent up; note what is to be read, and where attention will find it. */
@@ -158,7 +168,7 @@ static void add_extent(struct gw_pipeline *pipeline, const struct extent_place *
 {
 	struct gw_round *round = &pipeline->round;
 	struct gw_cache_grant grant =
-		gw_cluster_cache_acquire(pipeline->cache, &place->key, place->count);
+		gw_cluster_cache_acquire(pipeline->cache, &place->key, place->count, place->hint);
 	struct kn_span *missing = round->spans + round->span_count;
 	uint32_t runs, from = grant.held;
 
@@ -209,6 +219,9 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 		uint32_t first_span = round->span_count;
 
 		add_span(round, gw_token_rows_at(&state->sinks, head, 0), state->sinks.count);
+		for (uint32_t i = 0; i < selections[head].extent_count; i++)
+			gw_cluster_cache_prefetch(pipeline->cache,
+				*hint_of(sequence, layer, head, &selections[head].extents[i]));
 		for (uint32_t i = 0; i < selections[head].extent_count; i++) {
 			struct extent_place place;
 

@@ -25,32 +25,67 @@ static uint32_t cluster_bound(const struct gw_sequence *sequence)
 	return sequence->token_capacity / policy->cluster_tokens + sequence->segment_capacity;
 }
 
+static enum kv_status create_index(struct gw_sequence *sequence, struct gw_layer_state *state)
+{
+	struct gw_pipeline *pipeline = sequence->pipeline;
+	struct kv_allocator *allocator = pipeline->options.allocator;
+	uint32_t kv_heads = pipeline->shape->kv_heads, clusters = cluster_bound(sequence);
+
+	KV_TRY(gw_cluster_index_create(allocator, kv_heads, pipeline->shape->head_dim, clusters,
+		sequence->segment_capacity, &state->index));
+	state->slot_hints =
+		kv_alloc_array_zero(allocator, (size_t)kv_heads * clusters, sizeof *state->slot_hints);
+	return state->slot_hints != NULL ? KV_OK : KV_NO_MEMORY;
+}
+
+/* Sinks and windows of all clustered layers are one buffer, large enough for large pages: a step
+ * reads all of it. */
+static enum kv_status keep_rows(struct gw_sequence *sequence)
+{
+	struct gw_pipeline *pipeline = sequence->pipeline;
+	const struct gw_pipeline_options *o = &pipeline->options;
+	uint32_t kv_heads = pipeline->shape->kv_heads, window = o->policy.window + o->policy.fold;
+	size_t sink_bytes = gw_token_rows_bytes(kv_heads, o->policy.sinks, pipeline->row_bytes);
+	size_t layer_bytes = sink_bytes + gw_token_rows_bytes(kv_heads, window, pipeline->row_bytes);
+	uint32_t clustered = 0;
+	uint8_t *at;
+
+	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
+		clustered += sequence->layers[layer].index != NULL;
+	if (clustered == 0) return KV_OK;
+	KV_TRY(o->ops->buffer_create(o->backend, clustered * layer_bytes, &sequence->kept_rows));
+	at = sequence->kept_rows;
+	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++) {
+		struct gw_layer_state *state = &sequence->layers[layer];
+
+		if (state->index == NULL) continue;
+		gw_token_rows_init_at(&state->sinks, at, kv_heads, o->policy.sinks, pipeline->row_bytes);
+		gw_token_rows_init_at(&state->recent, at + sink_bytes, kv_heads, window,
+			pipeline->row_bytes);
+		at += layer_bytes;
+	}
+	return KV_OK;
+}
+
 static enum kv_status create_layers(struct gw_sequence *sequence)
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
 	const struct gw_pipeline_options *o = &pipeline->options;
-	uint32_t window = o->policy.window + o->policy.fold;
 
 	sequence->layers = kv_alloc_array_zero(o->allocator, pipeline->shape->layers,
 		sizeof *sequence->layers);
 	if (sequence->layers == NULL) return KV_NO_MEMORY;
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++) {
 		struct gw_layer_state *state = &sequence->layers[layer];
-		uint32_t recent = sequence->token_capacity;
 
 		state->ops = pipeline->policy->layer(&o->policy, layer);
-		if (state->ops->clustered) {
-			recent = window;
-			KV_TRY(gw_cluster_index_create(o->allocator, pipeline->shape->kv_heads,
-				pipeline->shape->head_dim, cluster_bound(sequence), sequence->segment_capacity,
-				&state->index));
-			KV_TRY(gw_token_rows_init(&state->sinks, o->ops, o->backend, pipeline->shape->kv_heads,
-				o->policy.sinks, pipeline->row_bytes));
-		}
-		KV_TRY(gw_token_rows_init(&state->recent, o->ops, o->backend, pipeline->shape->kv_heads,
-			recent, pipeline->row_bytes));
+		if (state->ops->clustered)
+			KV_TRY(create_index(sequence, state));
+		else
+			KV_TRY(gw_token_rows_init(&state->recent, o->ops, o->backend,
+				pipeline->shape->kv_heads, sequence->token_capacity, pipeline->row_bytes));
 	}
-	return KV_OK;
+	return keep_rows(sequence);
 }
 
 /* The pipeline's own memory follows the longest sequence. */
@@ -241,17 +276,21 @@ enum kv_status gw_sequence_resume(struct gw_pipeline *pipeline, const char *id, 
 
 void gw_sequence_close(struct gw_sequence *sequence, int keep)
 {
+	const struct gw_pipeline_options *o;
 	struct kv_allocator *allocator;
 
 	if (sequence == NULL) return;
-	allocator = sequence->pipeline->options.allocator;
+	o = &sequence->pipeline->options;
+	allocator = o->allocator;
 	if (sequence->stored != NULL) kvc_sequence_close(sequence->stored, keep);
 	for (uint32_t layer = 0;
 		sequence->layers != NULL && layer < sequence->pipeline->shape->layers; layer++) {
 		gw_cluster_index_destroy(sequence->layers[layer].index);
+		kv_free(allocator, sequence->layers[layer].slot_hints);
 		gw_token_rows_deinit(&sequence->layers[layer].sinks);
 		gw_token_rows_deinit(&sequence->layers[layer].recent);
 	}
+	if (sequence->kept_rows != NULL) o->ops->buffer_destroy(o->backend, sequence->kept_rows);
 	gw_audit_destroy(sequence);
 	kv_free(allocator, sequence->layers);
 	kv_free(allocator, sequence->tokens);

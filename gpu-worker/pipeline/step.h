@@ -15,6 +15,7 @@ struct gw_unit {
 struct gw_layer_state {
 	const struct gw_layer_ops *ops;
 	struct gw_cluster_index *index; /* NULL in a dense layer */
+	uint32_t *slot_hints;           /* [kv_heads][index->capacity]: the cluster cache's */
 	struct gw_token_rows sinks;     /* first rows; empty in a dense layer */
 	struct gw_token_rows recent;    /* the window; all rows in a dense layer */
 };
@@ -28,6 +29,7 @@ struct gw_sequence {
 	uint32_t window_start;          /* first position in the window of clustered layers */
 	uint32_t prefix_hit;
 	struct gw_layer_state *layers;  /* [layers] */
+	void *kept_rows;                /* sinks and windows of the clustered layers */
 	const struct kvc_segment *const *segments; /* the store's list, by ordinal */
 	struct gw_unit *units;          /* [segment_capacity]: their units in clustered layers */
 	uint32_t segment_count, segment_capacity;

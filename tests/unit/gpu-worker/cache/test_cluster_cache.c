@@ -102,7 +102,7 @@ static void visit_rows(const struct gw_cluster_cache *cache, uint32_t slot, uint
 static int use(struct gw_cluster_cache *cache, uint32_t number, uint32_t count)
 {
 	struct gw_cache_key key = key_of(number);
-	struct gw_cache_grant grant = gw_cluster_cache_acquire(cache, &key, count);
+	struct gw_cache_grant grant = gw_cluster_cache_acquire(cache, &key, count, NULL);
 
 	if (grant.slot == UINT32_MAX) {
 		assert_int_equal(grant.held, 0);
@@ -168,9 +168,9 @@ static void keys_are_compared_by_their_numbers(void **state)
 	one.layer = same.layer = 1;
 	one.head = same.head = 2;
 	one.cluster = same.cluster = 3;
-	assert_int_equal(gw_cluster_cache_acquire(cache, &one, 10).held, 0);
+	assert_int_equal(gw_cluster_cache_acquire(cache, &one, 10, NULL).held, 0);
 	next_round(cache);
-	assert_int_equal(gw_cluster_cache_acquire(cache, &same, 10).held, 10);
+	assert_int_equal(gw_cluster_cache_acquire(cache, &same, 10, NULL).held, 10);
 	for (int i = 0; i < 4; i++) {
 		struct gw_cache_key other = same;
 
@@ -178,8 +178,42 @@ static void keys_are_compared_by_their_numbers(void **state)
 		if (i == 1) other.layer++;
 		if (i == 2) other.head++;
 		if (i == 3) other.cluster++;
-		assert_int_equal(gw_cluster_cache_acquire(cache, &other, 1).held, 0);
+		assert_int_equal(gw_cluster_cache_acquire(cache, &other, 1, NULL).held, 0);
 	}
+	gw_cluster_cache_destroy(cache);
+}
+
+static void a_hint_is_never_trusted(void **state)
+{
+	struct gw_cluster_cache *cache = open_cache(4, 0);
+	struct gw_cache_key first = key_of(0), second = key_of(1);
+	uint32_t hint = 0, far = UINT32_MAX, own;
+
+	(void)state;
+	/* An unused slot, which is all zeros. */
+	assert_int_equal(gw_cluster_cache_acquire(cache, &first, PAGE, &hint).held, 0);
+	next_round(cache);
+	own = hint;
+	assert_int_equal(gw_cluster_cache_acquire(cache, &first, PAGE, &hint).held, PAGE);
+	assert_int_equal(hint, own);
+	/* Beyond the table, and a slot of another key. */
+	gw_cluster_cache_prefetch(cache, far);
+	assert_int_equal(gw_cluster_cache_acquire(cache, &first, PAGE, &far).slot, own);
+	assert_int_equal(far, own);
+	assert_int_equal(gw_cluster_cache_acquire(cache, &second, PAGE, &hint).held, 0);
+	assert_int_not_equal(hint, own);
+	next_round(cache);
+	/* The slot was given to others meanwhile. */
+	for (uint32_t i = 2; i < 10; i++) {
+		assert_int_equal(use(cache, i, PAGE), 0);
+		next_round(cache);
+	}
+	assert_int_equal(gw_cluster_cache_acquire(cache, &first, PAGE, &own).held, 0);
+	/* Where there is no room the hint stays. */
+	next_round(cache);
+	hint = 3;
+	assert_int_equal(gw_cluster_cache_acquire(cache, &second, 5 * PAGE, &hint).slot, UINT32_MAX);
+	assert_int_equal(hint, 3);
 	gw_cluster_cache_destroy(cache);
 }
 
@@ -212,13 +246,13 @@ static void what_a_round_uses_stays_and_the_rest_is_staged(void **state)
 	struct gw_cache_stats stats;
 
 	(void)state;
-	first = gw_cluster_cache_acquire(cache, &key, PAGE);
+	first = gw_cluster_cache_acquire(cache, &key, PAGE, NULL);
 	visit_rows(cache, first.slot, 0, 0, PAGE, 1);
 	assert_int_equal(use(cache, 1, 2 * PAGE), 0);
 	assert_int_equal(use(cache, 2, 1), NOT_CACHED);
 	assert_int_equal(use(cache, 0, PAGE + 1), NOT_CACHED);
 	/* A grant that could not grow is what it was. */
-	second = gw_cluster_cache_acquire(cache, &key, PAGE);
+	second = gw_cluster_cache_acquire(cache, &key, PAGE, NULL);
 	assert_int_equal(second.slot, first.slot);
 	assert_int_equal(second.held, PAGE);
 	visit_rows(cache, first.slot, 0, 0, PAGE, 0);
@@ -558,6 +592,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(a_longer_extent_is_a_hit_for_what_is_held),
 	    cmocka_unit_test(keys_are_compared_by_their_numbers),
+	    cmocka_unit_test(a_hint_is_never_trusted),
 	    cmocka_unit_test(the_clock_passes_over_what_was_used_again),
 	    cmocka_unit_test(what_a_round_uses_stays_and_the_rest_is_staged),
 	    cmocka_unit_test(a_page_is_the_smallest_cache),
