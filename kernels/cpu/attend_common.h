@@ -34,7 +34,7 @@
 enum {
 	KN_SPARSE_ROWS = 256,   /* rows of one block of decode attention: part of the result's bits */
 	KN_ESTIMATE_ROWS = 512, /* clusters of one block of the estimate: likewise */
-	KN_ROWS_AHEAD = 32,     /* entries readable behind a row list, for prefetching */
+	KN_ROWS_AHEAD = 64,     /* entries readable behind a row list, for prefetching */
 	KN_WEIGHT_CHUNK = 16
 };
 

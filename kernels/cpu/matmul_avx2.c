@@ -8,7 +8,7 @@
  * four (31,496), 6-bit ones two (32,004). 8-bit codes would not fit at all; they go as magnitudes,
  * with their signs given to the activations (2 * 128 * 127 = 32,512). */
 
-enum { PREFETCH_BYTES = 1024, HALF_ROWS = 8 };
+enum { HALF_ROWS = 8 };
 
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
@@ -142,7 +142,7 @@ ALWAYS_INLINE __m256 add_block(enum kn_tile_format format, const __m256i *c, __m
 ALWAYS_INLINE void prefetch(const uint8_t *p, uint32_t bytes)
 {
 	for (uint32_t i = 0; i < bytes; i += 64)
-		_mm_prefetch((const char *)p + PREFETCH_BYTES + i, _MM_HINT_T0);
+		_mm_prefetch((const char *)p + KN_PREFETCH_BYTES + i, _MM_HINT_T1);
 }
 
 /* Rows 8 * half to 8 * half + 7 of the tile against rows [first, first + rows) of a panel for

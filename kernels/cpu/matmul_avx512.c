@@ -3,9 +3,6 @@
 #include <immintrin.h>
 #include <string.h>
 
-/* A tile is read once from memory, far ahead; later panels find it in the first-level cache. */
-enum { PREFETCH_BYTES = 1024 };
-
 #define ALWAYS_INLINE static inline __attribute__((always_inline))
 
 /* Four consecutive activations in every lane; becomes a broadcast memory operand. */
@@ -123,7 +120,7 @@ ALWAYS_INLINE __m512 add_block(enum kn_tile_format format, const __m512i *c, __m
 ALWAYS_INLINE void prefetch(const uint8_t *p, uint32_t bytes)
 {
 	for (uint32_t i = 0; i < bytes; i += 64)
-		_mm_prefetch((const char *)p + PREFETCH_BYTES + i, _MM_HINT_T0);
+		_mm_prefetch((const char *)p + KN_PREFETCH_BYTES + i, _MM_HINT_T1);
 }
 
 ALWAYS_INLINE void run_tile(enum kn_tile_format format, int rows, const uint8_t *tile,
