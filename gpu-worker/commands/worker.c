@@ -11,7 +11,7 @@
 #include "gpu-worker/commands/load_text.h"
 #include "gpu-worker/commands/output.h"
 
-enum { INPUT_LIMIT = 64 << 20 };
+enum { INPUT_LIMIT = 64 << 20, USUAL_STAGING = 64 << 20 };
 
 static uint32_t larger(uint32_t a, uint32_t b)
 {
@@ -64,6 +64,29 @@ static enum kv_status open_model(struct gw_worker *worker, const struct gw_gguf 
 	return status;
 }
 
+/* The staging memory must hold the largest unit that the options make: all of a segment, or of what
+ * a window and a fold leave, with the most clusters. */
+static enum kv_status staging_bytes(const struct gw_worker *worker,
+	const struct kvw_model_layout *layout, uint64_t *bytes)
+{
+	const struct gw_policy_options *p = &worker->policy;
+	uint32_t context = gw_model_shape(worker->model)->context;
+	uint32_t tokens = larger(p->segment, larger(p->window, p->fold));
+	uint64_t most = USUAL_STAGING;
+
+	if (tokens > context) tokens = context;
+	for (uint32_t layer = 0; layer < layout->layers; layer++) {
+		struct kvw_unit_shape shape;
+		struct kvw_unit_layout unit;
+
+		KV_TRY(kvw_unit_shape(layout, KVW_CLUSTERED, layout->sinks, tokens, layer, &shape));
+		KV_TRY(kvw_unit_layout(&shape, &unit));
+		if (unit.bytes > most) most = unit.bytes;
+	}
+	*bytes = most;
+	return KV_OK;
+}
+
 static enum kv_status open_store(struct gw_worker *worker, uint64_t wait_ms)
 {
 	const struct gw_settings *s = worker->settings;
@@ -79,6 +102,7 @@ static enum kv_status open_store(struct gw_worker *worker, uint64_t wait_ms)
 	gw_pipeline_model_id(worker->file_digest,
 		s->precision == 1 ? KN_PRECISION_FP32 : KN_PRECISION_DEFAULT, &options.layout,
 		options.model_id);
+	KV_TRY(staging_bytes(worker, &options.layout, &options.staging_bytes));
 	options.local_memory = s->local_memory;
 	options.connect_ms = (uint32_t)wait_ms;
 	options.call_ms = (uint32_t)s->call_ms;

@@ -18,6 +18,7 @@
 
 #define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
 #define SMALL KV_TINY_MODELS "/tiny_tiny.gguf"
+#define WIDE  KV_TINY_MODELS "/tiny_wide.gguf"
 
 enum { WORDS = 14, NAMED = 3, LIMIT_MS = 20000, FLIPS = 60, PROMPT = 1300, SMALL_CONTEXT = 64 };
 
@@ -653,6 +654,25 @@ static void a_full_store(void **state)
 	free(prompt);
 }
 
+/* What looks like too much and is not: a segment of which one layer is larger than what is usual.
+ */
+static void a_large_segment(void **state)
+{
+	enum { TOKENS = 2200 };
+	const char *const arguments[] = {"generate", "--model", WIDE, "--tokens-file", "-",
+	    "--max-tokens", "2", "--kv-type", "f32", "--segment", "65536", "--dense-layers", "0",
+	    "--window", "0", "--store", store.address, "--transport", "map", NULL};
+	const char *const named[] = {"connected", NULL};
+	int32_t *prompt = trial_prompt(&trial, 0, TOKENS);
+	char *ids = trial_ids(prompt, TOKENS, " ");
+
+	(void)state;
+	start_store("--memory=256MiB");
+	check_input(arguments, ids, 0, named);
+	free(ids);
+	free(prompt);
+}
+
 static int begin(void **state)
 {
 	(void)state;
@@ -691,6 +711,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(a_forged_layout, begin, end),
 	    cmocka_unit_test_setup_teardown(other_layouts_side_by_side, begin, end),
 	    cmocka_unit_test_setup_teardown(a_full_store, begin, end),
+	    cmocka_unit_test_setup_teardown(a_large_segment, begin, end),
 	};
 
 	if (!trial_init(&trial, "tiny_llama")) return 77;
