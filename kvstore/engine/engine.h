@@ -53,6 +53,9 @@ struct kvs_environment {
 	enum kv_status (*region_create)(void *context, uint32_t index, uint64_t bytes, uint8_t **base);
 	/* The region is empty: nothing in it is reserved, stored or quarantined. */
 	void (*region_destroy)(void *context, uint32_t index);
+	/* With separate_tenants: the region just created holds what this tenant stores and nothing
+	 * else. May be NULL. */
+	void (*region_owned)(void *context, uint32_t index, const char *tenant);
 	/* The word of the control page: a new epoch, or 0 (store with release order before returning).
 	 */
 	void (*lease_changed)(void *context, uint32_t slot, uint64_t epoch);
@@ -69,6 +72,9 @@ struct kvs_options {
 	uint32_t max_sequences; /* active and orphaned together [4096]; the oldest orphan makes room */
 	uint32_t max_segments;  /* reserved and committed together [65536]; eviction makes room */
 	uint64_t max_tokens;    /* token ids kept, of segments and sequences [64 Mi] */
+	/* Not 0: no region holds segments of two tenants, and what a tenant says of a model binds no
+	 * other one. */
+	int separate_tenants;
 };
 
 enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kvs_options *options,

@@ -34,8 +34,10 @@ static const struct kvs_segment *find(const struct kvs_engine *engine, uint64_t 
 	return kvs_segment_by_id(engine, id);
 }
 
-static enum kv_status check_units(const struct kvs_segment *segment)
+static enum kv_status check_units(
+    const struct kvs_engine *engine, const struct kvs_segment *segment)
 {
+	const char *owner = kvs_region_owner(engine, segment->root);
 	uint64_t bytes = 0;
 
 	for (uint32_t layer = 0; layer < segment->layers; layer++) {
@@ -46,6 +48,8 @@ static enum kv_status check_units(const struct kvs_segment *segment)
 		if (extent->bytes != unit->bytes || extent->offset != unit->offset ||
 		    extent->region->index != unit->region)
 			return wrong(segment, "a unit and its extent differ");
+		if (strcmp(extent->region->owner, owner) != 0)
+			return wrong(segment, "it lies in a region of another tenant");
 		bytes += unit->bytes;
 	}
 	return bytes == segment->bytes ? KV_OK : wrong(segment, "its units do not add up to its bytes");
@@ -89,7 +93,7 @@ static enum kv_status check_segments(const struct kvs_engine *engine, struct tal
 		if (segment->token_ids) tally->tokens += segment->tokens;
 		tally->references += segment->references;
 		if (segment->references > 0) tally->referenced_bytes += segment->bytes;
-		KV_TRY(check_units(segment));
+		KV_TRY(check_units(engine, segment));
 		if (segment->state == KVS_COMMITTED) {
 			tally->committed_tokens += segment->tokens;
 			tally->clusters += segment->clusters;

@@ -8,12 +8,23 @@
 #include "kvstore/engine/engine.h"
 #include "kvstore/engine/pool.h"
 
+#ifdef KV_FAULT_POINTS
+#include "common/runtime/fault_point.h"
+#endif
+
 #include <inttypes.h>
 #include <stdbool.h>
 #include <string.h>
 
 #ifdef __cplusplus
 extern "C" {
+#endif
+
+/* Faults that the simulation plants, and must find. */
+#ifdef KV_FAULT_POINTS
+#define KVS_FAULT(name) kv_fault_fires(name)
+#else
+#define KVS_FAULT(name) false
 #endif
 
 enum { KVS_WALK_NODES = 1024, KVS_LIST_SPARE = 8 };
@@ -26,6 +37,7 @@ struct kvs_model {
 	uint8_t id[KVW_MODEL_ID_BYTES];
 	uint8_t digest[KVW_KEY_BYTES]; /* of id and layout */
 	char name[KVS_MAX_NAME];
+	char tenant[KVS_MAX_TENANT]; /* with separate_tenants: whose word it is; else "" */
 };
 
 /* The tree of one tenant's segments of one model. Known as long as a peer, a sequence or a segment
@@ -128,6 +140,8 @@ struct kvs_commit {
 	struct kvs_entry *removed; /* room for the entries that are replaced */
 	uint32_t count, first, replaced;
 	bool repeated;
+	bool early; /* only with a planted fault: it has been made visible at begin */
+	struct kvs_commit_result early_result;
 };
 
 struct kvs_engine {
@@ -153,6 +167,8 @@ struct kvs_engine {
 enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_request *request,
     const char *tenant, struct kvs_root **root);
 void kvs_root_drop(struct kvs_engine *engine, struct kvs_root *root);
+/* Whose regions the segments of a root lie in: "" where all share them. */
+const char *kvs_region_owner(const struct kvs_engine *engine, const struct kvs_root *root);
 
 /* peers.c */
 enum kv_status kvs_peer_require(struct kvs_engine *engine, uint32_t peer, struct kvs_peer **found);

@@ -42,26 +42,39 @@ static enum kv_status same_layout(
 	    model->name);
 }
 
-static enum kv_status find_model(
-    struct kvs_engine *engine, const struct kvs_peer_request *request, struct kvs_model **model)
+const char *kvs_region_owner(const struct kvs_engine *engine, const struct kvs_root *root)
+{
+	return engine->options.separate_tenants ? root->tenant : "";
+}
+
+/* `tenant`: whose models count; "" where all share them. */
+static enum kv_status find_model(struct kvs_engine *engine, const struct kvs_peer_request *request,
+    const char *tenant, struct kvs_model **model)
 {
 	struct kv_list *node;
+	uint32_t own = 0;
 
 	*model = NULL;
 	KV_LIST_EACH(node, &engine->models)
 	{
+		if (strcmp(model_of(node)->tenant, tenant) != 0) continue;
+		own++;
 		if (memcmp(model_of(node)->id, request->model_id, KVW_MODEL_ID_BYTES) != 0) continue;
 		KV_TRY(same_layout(model_of(node), &request->layout));
 		*model = model_of(node);
 		return KV_OK;
 	}
+	if (tenant[0] && own >= KVS_MAX_MODELS / 4)
+		return kv_fail(KV_LIMIT, "%u models of %s are in the store, the limit of one tenant is %u",
+		    own, tenant, (unsigned)KVS_MAX_MODELS / 4);
 	if (engine->model_count >= KVS_MAX_MODELS)
 		return kv_fail(KV_LIMIT, "%u models are in the store, the limit is %u: evict unused ones",
 		    engine->model_count, (unsigned)KVS_MAX_MODELS);
 	return KV_OK;
 }
 
-static void fill_model(struct kvs_model *model, const struct kvs_peer_request *request)
+static void fill_model(
+    struct kvs_model *model, const struct kvs_peer_request *request, const char *tenant)
 {
 	const char *name = request->model_name ? request->model_name : "";
 
@@ -69,17 +82,19 @@ static void fill_model(struct kvs_model *model, const struct kvs_peer_request *r
 	memcpy(model->id, request->model_id, sizeof model->id);
 	kvs_layout_digest(model->id, &model->layout, model->digest);
 	strncpy(model->name, name, sizeof model->name - 1);
+	strncpy(model->tenant, tenant, sizeof model->tenant - 1);
 }
 
 enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_request *request,
     const char *tenant, struct kvs_root **root)
 {
+	const char *whose = engine->options.separate_tenants ? tenant : "";
 	struct kvs_model *model, *fresh = NULL;
 	struct kvs_root *found;
 	struct kv_list *node;
 
 	KV_TRY(kvw_model_layout_check(&request->layout));
-	KV_TRY(find_model(engine, request, &model));
+	KV_TRY(find_model(engine, request, whose, &model));
 	KV_LIST_EACH(node, &engine->roots)
 	{
 		found = root_of(node);
@@ -96,7 +111,7 @@ enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_re
 			kv_free(engine->allocator, found);
 			return KV_NO_MEMORY;
 		}
-		fill_model(fresh, request);
+		fill_model(fresh, request, whose);
 		kv_list_push_back(&engine->models, &fresh->link);
 		engine->model_count++;
 	}

@@ -3,6 +3,7 @@
 #include "common/base/check.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 /* Four size classes for each power of two, so that the scan of one class stays short. */
 static uint32_t bin_of(uint64_t bytes)
@@ -106,8 +107,8 @@ static uint64_t empty_bytes(const struct kvs_pool *pool)
 	return bytes;
 }
 
-/* The smallest free extent of at least `bytes`; the oldest region's where two are alike. */
-static struct kvs_extent *best_fit(struct kvs_pool *pool, uint64_t bytes)
+/* The owner's smallest free extent of at least `bytes`; the oldest region's where two are alike. */
+static struct kvs_extent *best_fit(struct kvs_pool *pool, const char *owner, uint64_t bytes)
 {
 	struct kvs_extent *best = NULL;
 
@@ -119,6 +120,7 @@ static struct kvs_extent *best_fit(struct kvs_pool *pool, uint64_t bytes)
 			struct kvs_extent *extent = extent_of_bin(node);
 
 			if (extent->bytes < bytes || (best && extent->bytes >= best->bytes)) continue;
+			if (strcmp(extent->region->owner, owner) != 0) continue;
 			best = extent;
 			if (best->bytes == bytes) break;
 		}
@@ -126,8 +128,10 @@ static struct kvs_extent *best_fit(struct kvs_pool *pool, uint64_t bytes)
 	return best;
 }
 
-static enum kv_status add_region(struct kvs_pool *pool, uint64_t bytes, struct kvs_extent **extent)
+static enum kv_status add_region(
+    struct kvs_pool *pool, const char *owner, uint64_t bytes, struct kvs_extent **extent)
 {
+	const struct kvs_environment *environment = pool->environment;
 	struct kvs_region *region = kv_alloc_zero(pool->allocator, sizeof *region);
 	struct kvs_extent *whole = kv_alloc_zero(pool->allocator, sizeof *whole);
 	enum kv_status status = KV_NO_MEMORY;
@@ -135,12 +139,14 @@ static enum kv_status add_region(struct kvs_pool *pool, uint64_t bytes, struct k
 	if (!region || !whole) goto undo;
 	region->index = pool->next_index;
 	region->bytes = bytes;
-	status = pool->environment->region_create(
-	    pool->environment->context, region->index, bytes, &region->base);
+	strncpy(region->owner, owner, sizeof region->owner - 1);
+	status = environment->region_create(environment->context, region->index, bytes, &region->base);
 	if (status != KV_OK) {
 		pool->refusals++;
 		goto undo;
 	}
+	if (owner[0] && environment->region_owned)
+		environment->region_owned(environment->context, region->index, owner);
 	pool->next_index++;
 	pool->region_count++;
 	pool->total += bytes;
@@ -161,7 +167,8 @@ undo:
 
 /* A region for `bytes`. Regions that are empty and too small make room for one that is large
  * enough. */
-static enum kv_status grow(struct kvs_pool *pool, uint64_t bytes, struct kvs_extent **extent)
+static enum kv_status grow(
+    struct kvs_pool *pool, const char *owner, uint64_t bytes, struct kvs_extent **extent)
 {
 	uint64_t size = pool->usual_region > bytes ? pool->usual_region : bytes;
 
@@ -173,11 +180,17 @@ static enum kv_status grow(struct kvs_pool *pool, uint64_t bytes, struct kvs_ext
 		    "no free extent of %" PRIu64 " bytes: %" PRIu64 " of %" PRIu64
 		    " bytes are in regions, %" PRIu64 " of them in use",
 		    bytes, pool->total, pool->limit, pool->used);
-	return add_region(pool, size, extent);
+	return add_region(pool, owner, size, extent);
 }
 
 enum kv_status kvs_pool_take(
     struct kvs_pool *pool, uint64_t bytes, bool may_grow, struct kvs_extent **extent)
+{
+	return kvs_pool_take_for(pool, "", bytes, may_grow, extent);
+}
+
+enum kv_status kvs_pool_take_for(struct kvs_pool *pool, const char *owner, uint64_t bytes,
+    bool may_grow, struct kvs_extent **extent)
 {
 	struct kvs_extent *found, *rest;
 	uint64_t size;
@@ -185,11 +198,11 @@ enum kv_status kvs_pool_take(
 	if (bytes == 0 || bytes > UINT64_MAX - KVW_ALIGNMENT)
 		return kv_fail(KV_INVALID, "an extent of %" PRIu64 " bytes is not allowed", bytes);
 	size = (bytes + KVW_ALIGNMENT - 1) & ~(uint64_t)(KVW_ALIGNMENT - 1);
-	found = best_fit(pool, size);
+	found = best_fit(pool, owner, size);
 	if (!found && !may_grow)
 		return kv_fail(KV_LIMIT, "no free extent of %" PRIu64 " bytes in %u regions", size,
 		    pool->region_count);
-	if (!found) KV_TRY(grow(pool, size, &found));
+	if (!found) KV_TRY(grow(pool, owner, size, &found));
 	if (found->bytes > size) {
 		rest = kv_alloc_zero(pool->allocator, sizeof *rest);
 		if (!rest) return KV_NO_MEMORY;

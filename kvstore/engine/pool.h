@@ -27,6 +27,7 @@ struct kvs_region {
 	uint8_t *base;
 	uint64_t bytes, used;
 	uint32_t index;
+	char owner[KVS_MAX_TENANT]; /* whose extents it holds; "" where all share */
 };
 
 struct kvs_extent {
@@ -53,8 +54,12 @@ void kvs_pool_init(struct kvs_pool *pool, struct kv_allocator *allocator,
 /* Gives every region back; extents that are still in use are freed with them. */
 void kvs_pool_deinit(struct kvs_pool *pool);
 
-/* KV_LIMIT when no free extent is large enough and no region can be added; also other errors of
+/* `owner`: a tenant whose extents lie in regions of their own, or "".
+ * KV_LIMIT when no free extent is large enough and no region can be added; also other errors of
  * region_create, and KV_NO_MEMORY. `grow` false: only what is there. */
+enum kv_status kvs_pool_take_for(struct kvs_pool *pool, const char *owner, uint64_t bytes,
+    bool grow, struct kvs_extent **extent);
+/* For the owner "". */
 enum kv_status kvs_pool_take(
     struct kvs_pool *pool, uint64_t bytes, bool grow, struct kvs_extent **extent);
 void kvs_pool_give(struct kvs_pool *pool, struct kvs_extent *extent);

@@ -44,6 +44,7 @@ static enum kv_status check_request(const struct kvs_engine *engine,
 struct reservation {
 	struct kvs_engine *engine;
 	struct kvs_sequence *sequence;
+	const char *owner; /* of the regions that it may use */
 	uint64_t bytes;
 	bool may_grow; /* false once the environment had no memory for a region */
 };
@@ -57,13 +58,15 @@ static enum kv_status take_extent(
 
 	for (;;) {
 		const uint64_t refusals = pool->refusals;
-		enum kv_status status = kvs_pool_take(pool, bytes, reservation->may_grow, extent);
+		enum kv_status status =
+		    kvs_pool_take_for(pool, reservation->owner, bytes, reservation->may_grow, extent);
 
 		if (status == KV_OK || status == KV_NO_MEMORY) return status;
 		if (pool->refusals != refusals) reservation->may_grow = false;
 		if (kvs_evict_one(reservation->engine)) continue;
 		if (pool->refusals != refusals) return status;
-		if (!reservation->may_grow) return kvs_pool_take(pool, bytes, true, extent);
+		if (!reservation->may_grow)
+			return kvs_pool_take_for(pool, reservation->owner, bytes, true, extent);
 		return no_room(reservation->engine, reservation->bytes);
 	}
 }
@@ -117,6 +120,7 @@ enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t se
 	enum kv_status status;
 
 	KV_TRY(kvs_sequence_require(engine, peer, sequence, &reservation.sequence));
+	reservation.owner = kvs_region_owner(engine, reservation.sequence->root);
 	engine->counters.reserves++;
 	KV_TRY_GOTO(status,
 	    check_request(engine, reservation.sequence, segments, count, &reservation.bytes), refused);
