@@ -108,7 +108,7 @@ static void list_block(
 }
 
 /* The rows of a task, and behind them those that this thread will most likely be at next: they are
- * fetched while the last ones are worked on, for every block that starts cold costs a microsecond. */
+ * fetched while the last ones are worked on, for a block that starts cold costs a microsecond. */
 static void list_rows(
     struct kn_attend_scratch *s, struct thread_scratch *t, uint32_t task, size_t row_bytes)
 {

@@ -12,7 +12,8 @@ struct matmul_run {
 	const struct kn_matmul_arguments *a;
 	const struct kn_weight *weight;
 	const struct kn_matmul_kernels *kernels;
-	struct kn_panel_block *panels; /* [panel][blocks][rows of the kernel], at 8 rows apart */
+	/* [panel][blocks][rows of the kernel]; panels lie as far apart as if they had 8 rows. */
+	struct kn_panel_block *panels;
 	uint32_t first_row, rows;      /* activation rows of this run */
 	uint32_t blocks;
 	uint32_t rows_per_block, chunk; /* activation rows and tiles of a task */
@@ -165,11 +166,10 @@ static void matmul_task(void *context, uint32_t task, uint32_t thread)
  * rest, but runs of tiles long enough for the memory to stream. */
 static uint32_t cut_tasks(struct matmul_run *run, uint32_t threads)
 {
-	uint32_t panel_rows =
-	    PANEL_CACHE_BYTES / (run->blocks * KN_PANEL_ROWS * (uint32_t)sizeof(struct kn_panel_block)) *
-	    KN_PANEL_ROWS;
+	uint32_t row_bytes = run->blocks * (uint32_t)sizeof(struct kn_panel_block);
+	uint32_t panel_rows = PANEL_CACHE_BYTES / row_bytes / KN_PANEL_ROWS * KN_PANEL_ROWS;
 
-	if (panel_rows < KN_PANEL_ROWS) panel_rows = KN_PANEL_ROWS;
+	if (panel_rows == 0) panel_rows = KN_PANEL_ROWS;
 	run->rows_per_block = panel_rows < run->rows ? panel_rows : run->rows;
 	uint32_t row_blocks = (run->rows + run->rows_per_block - 1) / run->rows_per_block;
 	uint32_t wanted = threads * 8;
