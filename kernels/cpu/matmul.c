@@ -25,8 +25,8 @@ enum kv_status kn_matmul_scratch_create(struct kn_backend *backend)
 	size_t panels = (backend->max_rows + KN_PANEL_ROWS - 1) / KN_PANEL_ROWS;
 	size_t blocks = (backend->max_columns + KN_BLOCK_COLUMNS - 1) / KN_BLOCK_COLUMNS;
 
-	backend->matmul_scratch =
-	    kn_memory_create(backend->allocator, panels * blocks * KN_PANEL_ROWS * sizeof(struct kn_panel_block));
+	backend->matmul_scratch = kn_memory_create(
+	    backend->allocator, panels * KN_PANEL_ROWS * blocks * sizeof(struct kn_panel_block));
 	return backend->matmul_scratch ? KV_OK : KV_NO_MEMORY;
 }
 
