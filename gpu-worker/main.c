@@ -3,8 +3,12 @@
 
 #include "common/base/log.h"
 #include "common/base/process.h"
+#include "common/runtime/fault_point.h"
 #include "common/transport/transport.h"
 #include "gpu-worker/commands/commands.h"
+
+static const char *const fault_points[] = {"client.connect", "client.reserve", "client.write",
+	"client.commit", "client.fetch", NULL};
 
 static enum kv_status run(const struct kv_command *command, const struct gw_settings *settings)
 {
@@ -43,7 +47,11 @@ int main(int argc, char **argv)
 		return code;
 	kv_log_set_level((enum kv_log_level)settings.log_level);
 	gw_settings_warn_ignored(config, command->bit, &settings);
-	status = sodium_init() < 0 ? kv_fail(KV_INTERNAL, "libsodium cannot be initialised")
+	status = kv_fault_configure(settings.faults, fault_points);
+	if (status != KV_OK)
+		status = KV_USAGE;
+	else
+		status = sodium_init() < 0 ? kv_fail(KV_INTERNAL, "libsodium cannot be initialised")
 	                           : run(command, &settings);
 	if (status == KV_OK) status = kv_process_finish();
 	kv_config_destroy(config);

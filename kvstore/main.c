@@ -7,6 +7,7 @@
 #include "common/base/process.h"
 #include "common/runtime/config.h"
 #include "common/runtime/event_loop.h"
+#include "common/runtime/fault_point.h"
 #include "common/runtime/sd_notify.h"
 #include "common/transport/transport.h"
 #include "kvstore/server/server.h"
@@ -18,6 +19,9 @@ struct daemon {
 	struct kv_config *config;
 	struct kvs_settings settings;
 };
+
+static const char *const fault_points[] = {
+    "store.hello", "store.reserve", "store.evict", "store.commit", NULL};
 
 static void reload(struct daemon *daemon)
 {
@@ -82,6 +86,7 @@ int main(int argc, char **argv)
 	struct daemon daemon = {0};
 	const struct kv_command *command = NULL;
 	int exit_code = KV_EXIT_FAILED;
+	enum kv_status status;
 
 	if (kv_process_prepare() != KV_OK) return kv_exit_code(&kvs_program, KV_IO);
 	if (!kv_config_start(&kvs_program, argc, argv, kv_heap(), &daemon.settings, &daemon.config,
@@ -90,7 +95,8 @@ int main(int argc, char **argv)
 	kv_log_set_level((enum kv_log_level)daemon.settings.log_level);
 	kv_log_never_wait();
 	kv_transport_prepare();
-	exit_code = kv_exit_code(&kvs_program, run(&daemon));
+	status = kv_fault_configure(daemon.settings.faults, fault_points);
+	exit_code = kv_exit_code(&kvs_program, status == KV_OK ? run(&daemon) : KV_USAGE);
 	kv_config_destroy(daemon.config);
 	return exit_code;
 }

@@ -102,6 +102,9 @@ static enum kv_status check_segment(const char *field, const Kv__Segment *segmen
 		return kv_fail(KV_PROTOCOL, "a segment of %s has %zu unit regions and %zu unit offsets",
 		    field, segment->n_unit_region, segment->n_unit_offset);
 	}
+	if (segment->n_checksums && segment->n_checksums != segment->n_unit_region)
+		return kv_fail(KV_PROTOCOL, "a segment of %s has %zu checksums for %zu units", field,
+		    segment->n_checksums, segment->n_unit_region);
 	return check_count("unit_region", segment->n_unit_region, KV_CODEC_MAX_UNITS);
 }
 

@@ -2,6 +2,7 @@
 
 #include "common/base/parse.h"
 
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
@@ -107,6 +108,12 @@ bool kv_fault_fires(const char *name)
 	if (pass < faults[at].skip || pass - faults[at].skip >= faults[at].count) return false;
 	atomic_fetch_add(&states[at].fired, 1);
 	return true;
+}
+
+void kv_fault_stop(const char *name)
+{
+	/* Of this thread, so that it does not run on until the rest has stopped. */
+	if (kv_fault_fires(name)) raise(SIGSTOP);
 }
 
 uint64_t kv_fault_fired(const char *name)

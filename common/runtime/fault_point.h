@@ -28,6 +28,10 @@ enum kv_status kv_fault_configure(const char *text, const char *const *known);
 /* Count one pass of this point; true when it should fail now. Any thread. */
 bool kv_fault_fires(const char *name);
 
+/* Count one pass of this point; where it fires, stop the process as by SIGSTOP, and go on when it
+ * is continued. For tests that signal a process at a certain moment. Any thread. */
+void kv_fault_stop(const char *name);
+
 /* How often the point has fired since it was configured. */
 uint64_t kv_fault_fired(const char *name);
 

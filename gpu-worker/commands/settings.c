@@ -185,6 +185,8 @@ static const struct kv_option options[] = {
 
 	{.name = "log-level", .kind = KV_OPTION_WORD, .offset = AT(log_level), .default_text = "info",
 		.words = log_words, .group = "Log", .help = "error, warning, info or debug."},
+	{.name = "faults", .kind = KV_OPTION_STRING, .offset = AT(faults), .default_text = "",
+		.flags = KV_OPTION_HIDDEN, .help = "Where the worker stops itself, as name=count@skip."},
 };
 
 static const struct kv_command commands[] = {

@@ -51,6 +51,7 @@ struct gw_settings {
 	uint64_t max_body, idle_ms, drain_ms;
 	/* log */
 	int log_level;                   /* words: error warning info debug */
+	const char *faults;              /* where the worker stops itself, for tests */
 };
 
 extern const struct kv_program gw_program;

@@ -8,6 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/runtime/fault_point.h"
 #include "common/transport/transport_map.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/client/channel_internal.h"
@@ -77,6 +78,7 @@ static enum kv_status send_hello(struct kvc_channel *channel)
 	Kv__HelloRequest hello = KV__HELLO_REQUEST__INIT;
 	Kv__ModelLayout layout = KV__MODEL_LAYOUT__INIT;
 
+	kv_fault_stop("client.connect");
 	hello.protocol_version = KV_PROTOCOL_VERSION;
 	hello.client_name = channel->name;
 	hello.client_kind = channel->kind;

@@ -283,6 +283,8 @@ static enum kv_status remote_fetch_start(
 
 	KV_TRY(kvc_session_check(store, session));
 	store->fetch_session = session->number;
+	store->fetch_reads = reads;
+	store->fetch_count = count;
 	status = start_reads(store, reads, count);
 	if (status == KV_OK) return KV_OK;
 	/* The caller does not wait for what was not started: nothing may arrive after this. */
@@ -304,7 +306,10 @@ static enum kv_status remote_fetch_wait(struct kvc_store *base)
 		status = kv_fail(KV_STALE, "the store was connected to anew while a fetch was under way");
 	store->fetch_session = 0;
 	if (status != KV_OK) return status;
-	return kvc_session_check(store, session);
+	status = kvc_verify_batch(store);
+	/* A lapsed lease explains wrong bytes. */
+	KV_TRY(kvc_session_check(store, session));
+	return status;
 }
 
 /* ---- pushes and counters ---- */
@@ -358,6 +363,7 @@ static void remote_destroy(struct kvc_store *base)
 	while ((node = kv_list_first(&store->sessions)))
 		kvc_session_destroy(store, KV_CONTAINER_OF(node, struct kvc_session, node));
 	kvc_channel_destroy(store->channel);
+	kv_free(store->base.allocator, store->verify_memory);
 	if (store->staging_memory)
 		kv_staging_destroy(store->staging_memory, store->staging_bytes, store->staging_descriptor);
 	kv_free(store->base.allocator, store);

@@ -62,6 +62,10 @@ struct kvc_remote_store {
 
 	uint64_t fetch_session; /* of the batch in flight, 0: none */
 	bool fetch_waits;       /* the transport has transfers of it */
+	const struct kvc_read *fetch_reads; /* the batch: the caller's */
+	uint32_t fetch_count;
+	uint8_t *verify_memory; /* a unit, where reads are verified */
+	uint64_t verify_bytes;
 	struct kv_transfer transfers[KVC_FETCH_CHUNK];
 };
 
@@ -100,6 +104,12 @@ enum kv_status kvc_remote_commit(
 void kvc_remote_release(struct kvc_sequence *sequence, const uint64_t *ids, uint32_t count);
 /* Wait for every put of this sequence (NULL: of all). */
 void kvc_remote_drain_puts(struct kvc_remote_store *store, const struct kvc_sequence *sequence);
+
+/* ---- remote_verify.c ---- */
+
+/* Read the units of the batch in flight whole, check their checksums, and compare what the batch
+ * brought. KV_CORRUPT, naming the unit; only units that are to be verified are looked at. */
+enum kv_status kvc_verify_batch(struct kvc_remote_store *store);
 
 /* A record of a segment in a message, with its units found. */
 enum kv_status kvc_remote_entry(

@@ -30,6 +30,9 @@ enum kv_status kvc_remote_entry(
 	if (segment->n_unit_region != segment->n_unit_offset)
 		return kv_fail(KV_PROTOCOL, "segment %llu is malformed", (unsigned long long)place.id);
 	KV_TRY(kvc_entry_create(sequence, &place, &created));
+	created->verified = segment->n_checksums == place.units && place.units;
+	for (size_t layer = 0; created->verified && layer < place.units; layer++)
+		created->units[layer].checksum = segment->checksums[layer];
 	status = kvc_session_resolve(remote_part(sequence)->session, created);
 	if (status != KV_OK) {
 		kvc_entry_destroy(created);
@@ -313,7 +316,11 @@ static enum kv_status take_committed(struct kvc_sequence *sequence, const struct
 		return kv_fail(KV_PROTOCOL, "the store answered commit with something else");
 	for (uint32_t i = 0; i < commit->count; i++) {
 		results[i] = commit->entries[i];
-		if (committed->segments[i]->segment_id == results[i]->view.id) continue;
+		if (committed->segments[i]->segment_id == results[i]->view.id) {
+			/* The checksums are those that went with the commit. */
+			results[i]->verified = committed->segments[i]->n_checksums > 0;
+			continue;
+		}
 		/* Records made before a failure stay the sequence's and go with it. */
 		KV_TRY(kvc_remote_entry(sequence, committed->segments[i], &results[i]));
 	}

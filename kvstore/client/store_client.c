@@ -3,6 +3,7 @@
 
 #include <string.h>
 
+#include "common/runtime/fault_point.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/client/store_internal.h"
 
@@ -240,6 +241,7 @@ enum kv_status kvc_reserve(struct kvc_sequence *sequence, const struct kvc_new_s
 	entries = kv_alloc_array(sequence->store->allocator, count, sizeof *entries);
 	if (!entries) return KV_NO_MEMORY;
 	status = sequence->store->backend->reserve(sequence, segments, count, entries);
+	if (status == KV_OK) kv_fault_stop("client.reserve");
 	for (uint32_t i = 0; status == KV_OK && i < count; i++)
 		out[i] = &entries[i]->view;
 	kv_free(sequence->store->allocator, entries);
@@ -264,6 +266,7 @@ enum kv_status kvc_unit_begin(struct kvc_sequence *sequence, const struct kvc_se
 	unit->state = KVC_UNIT_BEGUN;
 	*memory = unit->write;
 	*bytes = unit->bytes;
+	kv_fault_stop("client.write");
 	return KV_OK;
 }
 
@@ -385,6 +388,7 @@ enum kv_status kvc_commit(struct kvc_sequence *sequence, const struct kvc_segmen
 	    .token_count = token_count,
 	    .replaced = sequence->list.items ? sequence->list.items + first : NULL,
 	    .replaced_count = replaced_count};
+	kv_fault_stop("client.commit");
 	KV_TRY_GOTO(status, sequence->store->backend->commit(sequence, &commit, results), out);
 	splice(sequence, first, replaced_count, entries, results, count);
 out:
@@ -415,7 +419,9 @@ const uint8_t *kvc_direct(
 {
 	const struct kvc_entry *entry = kvc_entry_of(segment);
 
-	return layer < store->layout.layers ? entry->units[layer].read : NULL;
+	/* What is verified is copied first. */
+	if (entry->verified || layer >= store->layout.layers) return NULL;
+	return entry->units[layer].read;
 }
 
 enum kv_status kvc_fetch_start(
@@ -433,6 +439,7 @@ enum kv_status kvc_fetch_start(
 			    (unsigned long long)reads[i].bytes, (unsigned long long)reads[i].offset,
 			    (unsigned long long)unit->bytes);
 	}
+	kv_fault_stop("client.fetch");
 	return store->backend->fetch_start(store, reads, count);
 }
 

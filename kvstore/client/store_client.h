@@ -151,7 +151,8 @@ enum kv_status kvc_commit(struct kvc_sequence *sequence, const struct kvc_segmen
 void kvc_release(
     struct kvc_sequence *sequence, const struct kvc_segment *const *segments, uint32_t count);
 
-/* The unit's memory where it can be read in place, else NULL. */
+/* The unit's memory where it can be read in place, else NULL; NULL also from a store that wants
+ * every read verified. */
 const uint8_t *kvc_direct(
     struct kvc_store *store, const struct kvc_segment *segment, uint32_t layer);
 
@@ -163,8 +164,8 @@ struct kvc_read {
 };
 
 /* Read many ranges. start may complete some at once; wait returns when all are there and have been
- * checked: KV_STALE, KV_TIMEOUT or KV_DISCONNECTED mean that none may be used. One batch in flight.
- */
+ * checked: KV_STALE, KV_TIMEOUT, KV_DISCONNECTED or KV_CORRUPT (a store with verify = fetch) mean
+ * that none may be used. One batch in flight; `reads` stays until the wait is over. */
 enum kv_status kvc_fetch_start(
     struct kvc_store *store, const struct kvc_read *reads, uint32_t count);
 enum kv_status kvc_fetch_wait(struct kvc_store *store);

@@ -34,7 +34,7 @@ struct kvc_unit {
 	uint64_t bytes;
 	uint8_t *write;    /* between begin and end */
 	uint64_t staged;   /* backend's: where in the staging memory */
-	uint32_t checksum; /* of an ended unit */
+	uint32_t checksum; /* of an ended unit, or of one that is to be verified */
 	enum kvc_unit_state state;
 };
 
@@ -45,6 +45,7 @@ struct kvc_entry {
 	uint64_t session;    /* connection under which the place is valid */
 	struct kv_list node; /* in the sequence's `entries`, whatever it is used for */
 	bool reserved;       /* not committed */
+	bool verified;       /* reads are checked against the units' checksums */
 	uint32_t *region;    /* [layers], what view.unit_region points at */
 	uint64_t *offset;
 	struct kvc_unit *units; /* [layers] */

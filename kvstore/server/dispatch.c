@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "common/base/log.h"
+#include "common/runtime/fault_point.h"
 #include "kvstore/server/server_internal.h"
 
 #define STATE(name) KV_STATE_BIT(name)
@@ -45,6 +46,28 @@ static enum kv_status check_state(const struct kvs_peer *peer, const struct rout
 	    KV_PROTOCOL, "%s is not allowed while %s", route->name, kv_state_name(&peer->state));
 }
 
+static uint64_t evictions(const struct kvs_peer *peer)
+{
+	struct kvs_statistics statistics;
+
+	kvs_engine_statistics(peer->server->engine, &statistics);
+	return statistics.evictions;
+}
+
+/* With the moments at which tests stop this process: served, and not answered. */
+static enum kv_status serve(struct kvs_peer *peer, const struct route *route, Kv__Request *request,
+    struct kvs_answer *answer)
+{
+	const bool reserves = route->body == KV__REQUEST__BODY_RESERVE;
+	const uint64_t evicted = reserves ? evictions(peer) : 0;
+
+	KV_TRY(route->handler(peer, request, answer));
+	if (route->body == KV__REQUEST__BODY_HELLO && peer->slot_taken) kv_fault_stop("store.hello");
+	if (reserves) kv_fault_stop("store.reserve");
+	if (reserves && evictions(peer) > evicted) kv_fault_stop("store.evict");
+	return KV_OK;
+}
+
 void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 {
 	const struct route *route = find_route(request);
@@ -61,7 +84,7 @@ void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 	else
 		status = check_state(peer, route);
 	if (status == KV_PROTOCOL) answer.close_after = true;
-	if (status == KV_OK) status = route->handler(peer, request, &answer);
+	if (status == KV_OK) status = serve(peer, route, request, &answer);
 	if (answer.close_after) kvs_peer_finish(peer);
 	if (status != KV_OK) {
 		kv_debug(KVS_MODULE, "%s refused name=%s: %s", route ? route->name : "request", peer->name,
@@ -84,11 +107,12 @@ void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 /* ---- segments in answers ---- */
 
 enum kv_status kvs_segment_set_create(
-    struct kvs_segment_set *set, struct kv_allocator *allocator, uint32_t capacity, uint32_t layers)
+    struct kvs_segment_set *set, const struct kvs_server *server, uint32_t capacity,
+    uint32_t layers)
 {
 	size_t item = sizeof(Kv__Segment *) + sizeof(Kv__Segment) +
 	              (size_t)layers * (sizeof(uint64_t) + sizeof(uint32_t));
-	uint8_t *block = kv_alloc_array_zero(allocator, capacity, item);
+	uint8_t *block = kv_alloc_array_zero(server->allocator, capacity, item);
 	Kv__Segment *messages;
 	uint64_t *offsets;
 	uint32_t *regions;
@@ -96,12 +120,13 @@ enum kv_status kvs_segment_set_create(
 	if (!block) return KV_NO_MEMORY;
 	messages = (Kv__Segment *)(void *)block;
 	offsets = (uint64_t *)(void *)(messages + capacity);
-	set->allocator = allocator;
+	set->allocator = server->allocator;
 	set->pointers = (Kv__Segment **)(void *)(offsets + (size_t)capacity * layers);
 	regions = (uint32_t *)(void *)(set->pointers + capacity);
 	set->count = 0;
 	set->capacity = capacity;
 	set->layers = layers;
+	set->checksums = server->settings->verify == KVS_VERIFY_FETCH;
 	for (uint32_t i = 0; i < capacity; i++) {
 		kv__segment__init(&messages[i]);
 		messages[i].unit_offset = offsets + (size_t)i * layers;
@@ -125,6 +150,10 @@ void kvs_segment_set_add(struct kvs_segment_set *set, const struct kvs_segment_v
 		message->unit_region[layer] = view->units[layer].region;
 		message->unit_offset[layer] = view->units[layer].offset;
 	}
+	if (!set->checksums || !view->checksums) return;
+	/* Only read, and gone before the segment may go. */
+	message->checksums = (uint32_t *)(uintptr_t)view->checksums;
+	message->n_checksums = set->layers;
 }
 
 void kvs_segment_set_destroy(struct kvs_segment_set *set)

@@ -5,6 +5,7 @@
 
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
+#include "common/runtime/fault_point.h"
 #include "kvstore/server/server_internal.h"
 
 enum { MAX_PARTS = 4 };
@@ -165,7 +166,7 @@ static enum kv_status answer_commit(struct commit_job *job, const struct kvs_com
 		status = kvs_sequence_segment(engine, job->sequence, result->first + i, &view);
 		if (status == KV_OK && !set.pointers)
 			status =
-			    kvs_segment_set_create(&set, peer->server->allocator, result->count, view.layers);
+			    kvs_segment_set_create(&set, peer->server, result->count, view.layers);
 		if (status == KV_OK) kvs_segment_set_add(&set, &view);
 	}
 	if (status == KV_OK) {
@@ -187,6 +188,7 @@ static void finish_commit(struct commit_job *job)
 	struct kvs_commit_result result;
 	enum kv_status status = verdict(job);
 
+	kv_fault_stop("store.commit");
 	kv_metrics_add(peer->server->metrics, KVS_VERIFIED, (int64_t)job->bytes);
 	status = kvs_commit_finish(peer->server->engine, job->commit, status, &result);
 	if (status == KV_OK && peer->state.state != KVS_CLOSED) status = answer_commit(job, &result);
@@ -281,7 +283,7 @@ enum kv_status kvs_handle_commit(
 		free_job(job);
 		return status;
 	}
-	if (server->settings->verify == KVS_VERIFY_COMMIT) status = list_units(job);
+	if (server->settings->verify != KVS_VERIFY_OFF) status = list_units(job);
 	if (status != KV_OK) {
 		kvs_commit_finish(server->engine, job->commit, status, NULL);
 		free_job(job);

@@ -19,7 +19,7 @@ static enum kv_status collect_list(struct kvs_peer *peer, uint64_t sequence, uin
 	for (uint32_t i = 0; i < count; i++) {
 		KV_TRY(kvs_sequence_segment(engine, sequence, first + i, &view));
 		if (!set->pointers)
-			KV_TRY(kvs_segment_set_create(set, peer->server->allocator, count, layers_of(&view)));
+			KV_TRY(kvs_segment_set_create(set, peer->server, count, layers_of(&view)));
 		kvs_segment_set_add(set, &view);
 	}
 	return KV_OK;
@@ -39,7 +39,7 @@ static enum kv_status collect_pieces(
 		    peer->server->engine, opened->sequence, i, &view, &answer->piece_tokens[i]));
 		if (!answer->pieces.pointers)
 			KV_TRY(kvs_segment_set_create(
-			    &answer->pieces, peer->server->allocator, opened->pieces, layers_of(&view)));
+			    &answer->pieces, peer->server, opened->pieces, layers_of(&view)));
 		kvs_segment_set_add(&answer->pieces, &view);
 	}
 	return KV_OK;
@@ -200,7 +200,7 @@ static enum kv_status collect_ids(
 	for (uint32_t i = 0; i < count; i++) {
 		KV_TRY(kvs_segment_find(peer->server->engine, ids[i], &view));
 		if (!set->pointers)
-			KV_TRY(kvs_segment_set_create(set, peer->server->allocator, count, layers_of(&view)));
+			KV_TRY(kvs_segment_set_create(set, peer->server, count, layers_of(&view)));
 		kvs_segment_set_add(set, &view);
 	}
 	return KV_OK;

@@ -231,8 +231,9 @@ struct kvs_segment_set {
 	struct kv_allocator *allocator;
 	Kv__Segment **pointers;
 	uint32_t count, capacity, layers;
+	bool checksums; /* the client is to verify what it reads */
 };
-enum kv_status kvs_segment_set_create(struct kvs_segment_set *set, struct kv_allocator *allocator,
+enum kv_status kvs_segment_set_create(struct kvs_segment_set *set, const struct kvs_server *server,
     uint32_t capacity, uint32_t layers);
 void kvs_segment_set_add(struct kvs_segment_set *set, const struct kvs_segment_view *view);
 void kvs_segment_set_destroy(struct kvs_segment_set *set);

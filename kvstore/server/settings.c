@@ -12,7 +12,7 @@
 #define LEAST_MEMORY   (UINT64_C(1) << 20)
 
 static const char *const transport_words[] = {"auto", "ucx", "map", NULL};
-static const char *const verify_words[] = {"off", "commit", NULL};
+static const char *const verify_words[] = {"off", "commit", "fetch", NULL};
 static const char *const level_words[] = {"error", "warning", "info", "debug", NULL};
 
 #define FIELD(name) offsetof(struct kvs_settings, name)
@@ -69,7 +69,8 @@ static const struct kv_option options[] = {
         .offset = FIELD(verify),
         .default_text = "commit",
         .words = verify_words,
-        .help = "When checksums of segments are verified."},
+        .help = "When checksums of segments are verified: never, by the store at commit, or also "
+                "by the worker each time it reads (slow, for tests)."},
     {.name = "max-sequences",
         .kind = KV_OPTION_U32,
         .offset = FIELD(max_sequences),
@@ -107,6 +108,12 @@ static const struct kv_option options[] = {
         .group = "Log",
         .help = "The least important lines that are logged.",
         .flags = KV_OPTION_RELOADABLE},
+    {.name = "faults",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(faults),
+        .default_text = "",
+        .help = "Where the store stops itself, as name=count@skip.",
+        .flags = KV_OPTION_HIDDEN},
 };
 
 static enum kv_status validate(const struct kv_command *command, const void *untyped)

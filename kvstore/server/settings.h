@@ -11,7 +11,7 @@ extern "C" {
 #endif
 
 enum kvs_transport_choice { KVS_TRANSPORT_AUTO, KVS_TRANSPORT_UCX, KVS_TRANSPORT_MAP };
-enum kvs_verify { KVS_VERIFY_OFF, KVS_VERIFY_COMMIT };
+enum kvs_verify { KVS_VERIFY_OFF, KVS_VERIFY_COMMIT, KVS_VERIFY_FETCH };
 
 struct kvs_settings {
 	const char *socket, *stats_socket;
@@ -23,6 +23,7 @@ struct kvs_settings {
 	uint32_t max_workers;
 	uint32_t max_sequences;
 	int log_level; /* enum kv_log_level */
+	const char *faults;
 };
 
 extern const struct kv_program kvs_program;

@@ -24,6 +24,17 @@ static int set_up(void **state)
 	return store_fixture_start(&fixture, arguments) ? 0 : -1;
 }
 
+static int set_up_verified(void **state)
+{
+	char transport[32];
+	const char *arguments[] = {transport, "--verify=fetch", NULL};
+
+	*state = &fixture;
+	snprintf(transport, sizeof transport, "--transport=%s", test_transport);
+	if (!store_fixture_init(&fixture)) return -1;
+	return store_fixture_start(&fixture, arguments) ? 0 : -1;
+}
+
 static int tear_down(void **state)
 {
 	(void)state;
@@ -316,6 +327,44 @@ static void test_failing_gets(void **state)
 	kvc_close(store);
 }
 
+/* What a read brought is compared with what was committed, where the store wants it: a byte that
+ * changes on the way is found, and would not be without. */
+static void test_verified_reads(void **state)
+{
+	const bool wanted = *state != NULL;
+	struct kvc_store *store = open_faulty(), *plain = NULL;
+	struct kvc_options options = test_options(&fixture, "plain");
+	struct kvc_sequence *sequence = NULL;
+	const struct kvc_segment *const *list;
+	uint8_t byte = 0;
+	uint32_t count;
+	enum kv_status status;
+
+	assert_ok(kvc_open(&options, &plain));
+	assert_ok(test_open(plain, NULL, 1, &sequence));
+	assert_ok(test_write(plain, sequence, 1));
+	assert_int_equal(test_compare(plain, sequence, 1), 0);
+	list = kvc_sequence_segments(sequence, &count);
+	if (wanted) assert_null(kvc_direct(plain, list[0], 0));
+	kvc_sequence_close(sequence, 0);
+	kvc_close(plain);
+
+	/* The second one is told the checksums when it attaches. */
+	assert_ok(test_open(store, NULL, 1, &sequence));
+	list = kvc_sequence_segments(sequence, &count);
+	assert_true(count > 0);
+	assert_int_equal(test_compare(store, sequence, 1), 0);
+	assert_ok(kv_fault_configure("transport.get.corrupt", NULL));
+	assert_ok(kvc_fetch_start(store, &(struct kvc_read){list[0], 1, 64, 1, &byte}, 1));
+	status = kvc_fetch_wait(store);
+	assert_int_equal(kv_fault_fired("transport.get.corrupt"), 1);
+	assert_int_equal(status, wanted ? KV_CORRUPT : KV_OK);
+	assert_ok(kv_fault_configure(NULL, NULL));
+	assert_int_equal(test_compare(store, sequence, 1), 0);
+	kvc_sequence_close(sequence, 0);
+	kvc_close(store);
+}
+
 /* Memory that could not be attached is had by a new connection. */
 static void test_failing_attach(void **state)
 {
@@ -357,6 +406,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_many_regions, set_up_regions, tear_down),
 	    cmocka_unit_test_setup_teardown(test_growth, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_failing_gets, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_verified_reads, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_verified_reads, set_up_verified, tear_down),
 	    cmocka_unit_test_setup_teardown(test_failing_attach, set_up, tear_down),
 	};
 
