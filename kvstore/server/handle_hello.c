@@ -18,6 +18,13 @@ static enum kv_status check_version(const Kv__HelloRequest *hello)
 	    hello->protocol_version);
 }
 
+enum kv_status kvs_check_draining(const struct kvs_server *server)
+{
+	if (!server->draining) return KV_OK;
+	return kv_fail(KV_BUSY,
+	    "the store is being drained and takes in no new work: try another one, or later");
+}
+
 static enum kv_status check_transport(const struct kvs_peer *peer, const Kv__HelloRequest *hello)
 {
 	const char *ours = peer->server->transport->name;
@@ -111,6 +118,7 @@ static enum kv_status admit_worker(struct kvs_peer *peer, const Kv__HelloRequest
 {
 	struct kvs_server *server = peer->server;
 
+	KV_TRY(kvs_check_draining(server));
 	KV_TRY(check_transport(peer, hello));
 	KV_TRY(take_staging(peer, hello));
 	KV_TRY(add_to_engine(peer, hello));
@@ -179,6 +187,6 @@ enum kv_status kvs_handle_counters(
     struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
 {
 	(void)answer;
-	if (peer->worker) kvs_worker_counters(peer->worker, request->counters);
+	if (peer->worker) kvs_worker_counters(peer->server, peer->worker, request->counters);
 	return KV_OK;
 }

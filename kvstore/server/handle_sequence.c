@@ -70,6 +70,7 @@ enum kv_status kvs_handle_open(
 	struct kvs_cut *cuts;
 	enum kv_status status = KV_OK;
 
+	KV_TRY(kvs_check_draining(peer->server));
 	cuts = kv_alloc_array(peer->server->allocator, message->n_cuts, sizeof *cuts);
 	if (!cuts) return KV_NO_MEMORY;
 	for (size_t i = 0; i < message->n_cuts && status == KV_OK; i++) {
@@ -113,6 +114,7 @@ enum kv_status kvs_handle_resume(
 
 	if (message->policy_digest.len != KV_CODEC_DIGEST_BYTES)
 		return kv_fail(KV_INVALID, "resume takes a policy digest of 32 bytes");
+	KV_TRY(kvs_check_draining(peer->server));
 	KV_TRY(kvs_sequence_resume(peer->server->engine, peer->slot, message->sequence_id,
 	    message->policy_digest.data, &resumed));
 	status = collect_list(peer, resumed.sequence, 0, resumed.segments, &answer->segments);

@@ -7,6 +7,7 @@
 /* clang-format off */
 #define KVS_METRICS(X) \
 	X(KVS_UPTIME, "uptime", REAL_GAUGE, "", "seconds", "Time since the store started.") \
+	X(KVS_DRAINING, "draining", GAUGE, "", "", "1 while no new worker or sequence is taken in.") \
 	X(KVS_ARENA_LIMIT, "arena_limit", GAUGE, "", "bytes", "Most memory that the arena may take.") \
 	X(KVS_ARENA_FREE, "arena", GAUGE, "state=\"free\"", "bytes", "Memory of the arena's regions by use.") \
 	X(KVS_ARENA_RESERVED, "arena", GAUGE, "state=\"reserved\"", "bytes", "") \

@@ -52,7 +52,7 @@ static void say_status(struct kvs_server *server)
 	struct kvs_statistics statistics;
 	char used[KV_PARSE_TEXT_SIZE];
 	char limit[KV_PARSE_TEXT_SIZE];
-	double rate = kvs_stats_hit_rate(server);
+	double rate = kvs_stats_hit_rate(server, NULL, &kvs_hit_rates[0]);
 	uint64_t mib = (UINT64_C(1) << 20) - 1;
 
 	kvs_engine_statistics(server->engine, &statistics);

@@ -12,6 +12,7 @@
 #include "common/transport/unix_socket.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/server/metrics_table.h"
+#include "kvstore/server/rate_window.h"
 #include "kvstore/server/server.h"
 #include "proto/codec.h"
 
@@ -67,6 +68,9 @@ struct kvs_worker {
 	uint32_t pid, uid;
 	uint32_t counter_count;
 	struct kvs_counter counters[KV_CODEC_MAX_COUNTERS];
+	bool greeted;               /* no counters have come since its hello */
+	struct kvs_figures figures; /* of the counters */
+	struct kvs_window window;
 };
 
 /* ---- peers ---- */
@@ -125,6 +129,7 @@ struct kvs_server {
 	struct kv_sd_notify *notify;
 	struct kvs_engine *engine;
 	struct kv_metrics *metrics;
+	int64_t counted_from[KVS_METRIC_COUNT]; /* the engine's counters at the last reset */
 	uint64_t started_ms;
 
 	const struct kv_transport_ops *transport;
@@ -152,6 +157,8 @@ struct kvs_server {
 	uint32_t mourned_count;
 	struct kv_list workers;
 	uint32_t worker_count;
+	struct kvs_figures departed; /* of workers that are forgotten */
+	bool draining;               /* no new worker and no new sequence comes in */
 
 	struct kvs_stats_socket *stats;
 	struct kv_timer *tick, *status;
@@ -224,6 +231,7 @@ bool kvs_pidfd_dead(int pidfd);
 /* ---- dispatch.c ---- */
 
 /* Serve one request, which it frees. */
+	bool checksums; /* the client is to verify what it reads */
 void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request);
 
 /* Room for the segments of an answer. */
@@ -231,7 +239,6 @@ struct kvs_segment_set {
 	struct kv_allocator *allocator;
 	Kv__Segment **pointers;
 	uint32_t count, capacity, layers;
-	bool checksums; /* the client is to verify what it reads */
 };
 enum kv_status kvs_segment_set_create(struct kvs_segment_set *set, const struct kvs_server *server,
     uint32_t capacity, uint32_t layers);
@@ -257,6 +264,9 @@ struct kvs_answer {
 typedef enum kv_status (*kvs_handler)(
     struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer);
 
+/* handle_hello.c: KV_BUSY while the store takes in no new work. */
+enum kv_status kvs_check_draining(const struct kvs_server *server);
+
 enum kv_status kvs_handle_hello(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
 enum kv_status kvs_handle_open(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
 enum kv_status kvs_handle_resume(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
@@ -276,11 +286,14 @@ enum kv_status kvs_handle_commit(struct kvs_peer *, const Kv__Request *, struct 
 struct kvs_worker *kvs_worker_arrived(
     struct kvs_server *server, struct kvs_peer *peer, const char *name, const char *model);
 void kvs_worker_left(struct kvs_worker *worker, uint64_t now);
-void kvs_worker_counters(struct kvs_worker *worker, const Kv__CountersRequest *counters);
+void kvs_worker_counters(
+    struct kvs_server *server, struct kvs_worker *worker, const Kv__CountersRequest *counters);
 /* False when the worker reported no such counter. */
 bool kvs_worker_counter(const struct kvs_worker *worker, const char *name, double *value);
-/* Bytes found in the cluster cache and bytes looked for. */
-void kvs_worker_hits(const struct kvs_worker *worker, double *hit, double *total);
+/* What a worker did in the last seconds; 0: since it started. Returns the seconds looked at. */
+double kvs_worker_gain(const struct kvs_worker *worker, uint32_t seconds, struct kvs_figures *gain);
+/* The same of all; with 0 of those that were forgotten, too. */
+void kvs_workers_gain(struct kvs_server *server, uint32_t seconds, struct kvs_figures *gain);
 void kvs_workers_tick(struct kvs_server *server, uint64_t now);
 void kvs_workers_stop(struct kvs_server *server);
 
@@ -288,11 +301,38 @@ void kvs_workers_stop(struct kvs_server *server);
 
 extern const struct kv_metric kvs_metric_table[];
 void kvs_stats_refresh(struct kvs_server *server);
-void kvs_stats_text(struct kvs_server *server, struct kv_text_buffer *text);
+/* The store's counters begin at 0 again; gauges and the workers' figures stay. */
+void kvs_stats_reset(struct kvs_server *server);
+
+/* What is to be told. */
+enum kvs_stats_part { KVS_STATS_STORE = 1, KVS_STATS_WORKERS = 2, KVS_STATS_ALL = 3 };
+void kvs_stats_text(struct kvs_server *server, unsigned parts, struct kv_text_buffer *text);
 void kvs_stats_json(struct kvs_server *server, struct kv_text_buffer *text);
+/* What the store is, in a few lines for people. */
+void kvs_stats_info(struct kvs_server *server, struct kv_text_buffer *text);
+
+/* hits / (hits + misses): by what, and over how many seconds; 0: since the workers started. */
+struct kvs_hit_rate {
+	const char *name; /* in text and JSON */
+	const char *of, *window;
+	enum kvs_figure hit, miss;
+	uint32_t seconds;
+};
+enum { KVS_HIT_RATES = 9 };
+extern const struct kvs_hit_rate kvs_hit_rates[KVS_HIT_RATES];
+/* NaN when nothing was looked for. NULL: of all workers. */
+double kvs_stats_hit_rate(
+    struct kvs_server *server, const struct kvs_worker *worker, const struct kvs_hit_rate *rate);
+
+/* Receives one fact at a time: a number, or a word when `word` is not NULL. */
+typedef void (*kvs_fact_sink)(void *context, const char *name, const char *word, double value);
+/* All of one worker but its counters and hit rates. */
+void kvs_worker_facts(
+    struct kvs_server *server, const struct kvs_worker *worker, kvs_fact_sink sink, void *context);
+
+/* ---- stats_prometheus.c ---- */
+
 void kvs_stats_prometheus(struct kvs_server *server, struct kv_text_buffer *text);
-/* hit / (hit + miss) over all workers, NaN when nothing was looked for. */
-double kvs_stats_hit_rate(struct kvs_server *server);
 
 /* ---- stats_socket.c ---- */
 

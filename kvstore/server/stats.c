@@ -1,4 +1,4 @@
-/* What the store says of itself and of its workers: as text, JSON and for Prometheus. */
+/* What the store says of itself and of its workers, as text and as JSON. */
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -7,9 +7,21 @@
 #include "common/base/clock.h"
 #include "kvstore/server/server_internal.h"
 
-enum { MAX_FAMILIES = 4 * KV_CODEC_MAX_COUNTERS }; /* of workers' counters */
+enum { RATE_SECONDS = 10 }; /* that figures per second are taken over */
 
 const struct kv_metric kvs_metric_table[] = {KVS_METRICS(KV_METRIC_ROW)};
+
+const struct kvs_hit_rate kvs_hit_rates[KVS_HIT_RATES] = {
+    {"cache_hit_rate", "bytes", "start", KVS_HIT_BYTES, KVS_MISS_BYTES, 0},
+    {"cache_hit_rate_10s", "bytes", "10s", KVS_HIT_BYTES, KVS_MISS_BYTES, 10},
+    {"cache_hit_rate_60s", "bytes", "60s", KVS_HIT_BYTES, KVS_MISS_BYTES, 60},
+    {"cluster_hit_rate", "clusters", "start", KVS_HIT_CLUSTERS, KVS_MISS_CLUSTERS, 0},
+    {"cluster_hit_rate_10s", "clusters", "10s", KVS_HIT_CLUSTERS, KVS_MISS_CLUSTERS, 10},
+    {"cluster_hit_rate_60s", "clusters", "60s", KVS_HIT_CLUSTERS, KVS_MISS_CLUSTERS, 60},
+    {"token_hit_rate", "tokens", "start", KVS_HIT_TOKENS, KVS_MISS_TOKENS, 0},
+    {"token_hit_rate_10s", "tokens", "10s", KVS_HIT_TOKENS, KVS_MISS_TOKENS, 10},
+    {"token_hit_rate_60s", "tokens", "60s", KVS_HIT_TOKENS, KVS_MISS_TOKENS, 60},
+};
 
 static void refresh_gauges(struct kv_metrics *metrics, const struct kvs_statistics *s)
 {
@@ -59,6 +71,15 @@ static void refresh_counters(struct kv_metrics *metrics, const struct kvs_statis
 	kv_metrics_set(metrics, KVS_PREFIX_COPIED, (int64_t)s->prefix_copied_tokens);
 }
 
+/* The engine counts for ever; what it had counted at the last reset is taken off. */
+static void take_off(struct kv_metrics *metrics, const int64_t *counted_from)
+{
+	for (size_t i = 0; i < KVS_METRIC_COUNT; i++) {
+		if (counted_from[i])
+			kv_metrics_set(metrics, i, kv_metrics_get(metrics, i) - counted_from[i]);
+	}
+}
+
 void kvs_stats_refresh(struct kvs_server *server)
 {
 	struct kvs_statistics statistics;
@@ -66,37 +87,42 @@ void kvs_stats_refresh(struct kvs_server *server)
 	kvs_engine_statistics(server->engine, &statistics);
 	refresh_gauges(server->metrics, &statistics);
 	refresh_counters(server->metrics, &statistics);
+	take_off(server->metrics, server->counted_from);
+	kv_metrics_set(server->metrics, KVS_DRAINING, server->draining);
 	kv_metrics_set_real(
 	    server->metrics, KVS_UPTIME, (double)(kv_now_ms() - server->started_ms) / 1000.0);
 }
 
-static double ratio(double hit, double total)
+void kvs_stats_reset(struct kvs_server *server)
 {
-	return total > 0 ? hit / total : (double)NAN;
+	struct kvs_statistics statistics;
+
+	/* What is not 0 after this comes from the engine. */
+	kv_metrics_reset(server->metrics);
+	kvs_engine_statistics(server->engine, &statistics);
+	refresh_counters(server->metrics, &statistics);
+	for (size_t i = 0; i < KVS_METRIC_COUNT; i++) {
+		server->counted_from[i] = 0;
+		if (kvs_metric_table[i].kind == KV_METRIC_COUNTER)
+			server->counted_from[i] = kv_metrics_get(server->metrics, i);
+	}
 }
 
-double kvs_stats_hit_rate(struct kvs_server *server)
+double kvs_stats_hit_rate(
+    struct kvs_server *server, const struct kvs_worker *worker, const struct kvs_hit_rate *rate)
 {
-	double hits = 0;
-	double totals = 0;
-	struct kv_list *node;
+	struct kvs_figures gain;
+	double total;
 
-	KV_LIST_EACH(node, &server->workers)
-	{
-		double hit;
-		double total;
-
-		kvs_worker_hits(KV_CONTAINER_OF(node, struct kvs_worker, node), &hit, &total);
-		hits += hit;
-		totals += total;
-	}
-	return ratio(hits, totals);
+	if (worker)
+		kvs_worker_gain(worker, rate->seconds, &gain);
+	else
+		kvs_workers_gain(server, rate->seconds, &gain);
+	total = gain.value[rate->hit] + gain.value[rate->miss];
+	return total > 0 ? gain.value[rate->hit] / total : (double)NAN;
 }
 
 /* ---- one worker, however it is written ---- */
-
-/* Receives one fact at a time: a number, or a word when `word` is not NULL. */
-typedef void (*fact_sink)(void *context, const char *name, const char *word, double value);
 
 static const char *state_word(const struct kvs_worker *worker)
 {
@@ -104,12 +130,10 @@ static const char *state_word(const struct kvs_worker *worker)
 	return worker->peer->state.state == KVS_LAPSED ? "lapsed" : "connected";
 }
 
-static void worker_facts(
-    struct kvs_server *server, const struct kvs_worker *worker, fact_sink sink, void *context)
+void kvs_worker_facts(
+    struct kvs_server *server, const struct kvs_worker *worker, kvs_fact_sink sink, void *context)
 {
 	struct kvs_peer_info info = {0};
-	double hit;
-	double total;
 
 	sink(context, "state", state_word(worker), 0);
 	sink(context, "pid", NULL, worker->pid);
@@ -125,24 +149,71 @@ static void worker_facts(
 	} else {
 		sink(context, "left_seconds", NULL, (double)(kv_now_ms() - worker->left_ms) / 1000.0);
 	}
+}
+
+/* Of one worker, or of all with NULL: hit rates, where anything was looked for, and speeds. */
+static void rate_facts(
+    struct kvs_server *server, const struct kvs_worker *worker, kvs_fact_sink sink, void *context)
+{
+	struct kvs_figures gain;
+	double seconds = RATE_SECONDS;
+
+	for (int i = 0; i < KVS_HIT_RATES; i++) {
+		double rate = kvs_stats_hit_rate(server, worker, &kvs_hit_rates[i]);
+
+		if (!isnan(rate)) sink(context, kvs_hit_rates[i].name, NULL, rate);
+	}
+	if (worker) {
+		seconds = kvs_worker_gain(worker, RATE_SECONDS, &gain);
+		/* A worker that has just come would show a second's work as that of a moment. */
+		if (seconds < 1) seconds = 1;
+	} else {
+		kvs_workers_gain(server, RATE_SECONDS, &gain);
+	}
+	sink(context, "hit_bytes_per_second", NULL, gain.value[KVS_HIT_BYTES] / seconds);
+	sink(context, "fetch_bytes_per_second", NULL, gain.value[KVS_MISS_BYTES] / seconds);
+	sink(context, "decode_tokens_per_second", NULL, gain.value[KVS_DECODED] / seconds);
+}
+
+static void all_facts(
+    struct kvs_server *server, const struct kvs_worker *worker, kvs_fact_sink sink, void *context)
+{
+	kvs_worker_facts(server, worker, sink, context);
 	for (uint32_t i = 0; i < worker->counter_count; i++)
 		sink(context, worker->counters[i].name, NULL, worker->counters[i].value);
-	kvs_worker_hits(worker, &hit, &total);
-	if (total > 0) sink(context, "cache_hit_rate", NULL, hit / total);
+	rate_facts(server, worker, sink, context);
+}
+
+/* What the store is. */
+static void store_facts(struct kvs_server *server, kvs_fact_sink sink, void *context)
+{
+	char generation[24];
+
+	snprintf(generation, sizeof generation, "%016llx",
+	    (unsigned long long)kvs_engine_generation(server->engine));
+	sink(context, "version", KV_VERSION, 0);
+	sink(context, "pid", NULL, (double)getpid());
+	sink(context, "protocol_version", NULL, KV_PROTOCOL_VERSION);
+	sink(context, "boot_generation", generation, 0);
+	sink(context, "transport", server->transport->name, 0);
+	sink(context, "socket", server->settings->socket, 0);
 }
 
 /* ---- memcached's text ---- */
 
 struct text_sink {
 	struct kv_text_buffer *text;
-	const char *worker;
+	const char *worker; /* NULL: the store itself */
 };
 
 static void put_line(void *context, const char *name, const char *word, double value)
 {
 	const struct text_sink *sink = context;
 
-	kv_text_printf(sink->text, "STAT worker:%s:%s ", sink->worker, name);
+	if (sink->worker)
+		kv_text_printf(sink->text, "STAT worker:%s:%s ", sink->worker, name);
+	else
+		kv_text_printf(sink->text, "STAT %s ", name);
 	if (word)
 		kv_text_put(sink->text, word[0] ? word : "-");
 	else
@@ -150,35 +221,56 @@ static void put_line(void *context, const char *name, const char *word, double v
 	kv_text_put(sink->text, "\r\n");
 }
 
-static void put_rate(struct kv_text_buffer *text, double rate)
+void kvs_stats_text(struct kvs_server *server, unsigned parts, struct kv_text_buffer *text)
 {
-	if (isnan(rate)) return;
-	kv_text_put(text, "STAT cache_hit_rate ");
-	kv_text_put_double(text, rate, "NaN");
-	kv_text_put(text, "\r\n");
-}
-
-void kvs_stats_text(struct kvs_server *server, struct kv_text_buffer *text)
-{
+	struct text_sink sink = {.text = text};
 	struct kv_list *node;
 
 	kvs_stats_refresh(server);
-	kv_text_printf(text, "STAT version %s\r\n", KV_VERSION);
-	kv_text_printf(text, "STAT pid %ld\r\n", (long)getpid());
-	kv_text_printf(text, "STAT protocol_version %d\r\n", (int)KV_PROTOCOL_VERSION);
-	kv_text_printf(text, "STAT boot_generation %016llx\r\n",
-	    (unsigned long long)kvs_engine_generation(server->engine));
-	kv_text_printf(text, "STAT transport %s\r\n", server->transport->name);
-	kv_text_printf(text, "STAT socket %s\r\n", server->settings->socket);
-	kv_metrics_render_stat(server->metrics, "", text);
-	put_rate(text, kvs_stats_hit_rate(server));
+	if (parts & KVS_STATS_STORE) {
+		store_facts(server, put_line, &sink);
+		kv_metrics_render_stat(server->metrics, "", text);
+		rate_facts(server, NULL, put_line, &sink);
+	}
 	KV_LIST_EACH(node, &server->workers)
 	{
 		const struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
-		struct text_sink sink = {.text = text, .worker = worker->name};
 
-		worker_facts(server, worker, put_line, &sink);
+		if (!(parts & KVS_STATS_WORKERS)) break;
+		sink.worker = worker->name;
+		all_facts(server, worker, put_line, &sink);
 	}
+	kv_text_put(text, "END\r\n");
+}
+
+static void put_info(void *context, const char *name, const char *word, double value)
+{
+	struct kv_text_buffer *text = context;
+
+	kv_text_printf(text, "%s: ", name);
+	if (word)
+		kv_text_put(text, word);
+	else
+		kv_text_put_double(text, value, "-");
+	kv_text_put(text, "\r\n");
+}
+
+void kvs_stats_info(struct kvs_server *server, struct kv_text_buffer *text)
+{
+	struct kvs_statistics s;
+	double rate = kvs_stats_hit_rate(server, NULL, &kvs_hit_rates[0]);
+
+	kvs_engine_statistics(server->engine, &s);
+	store_facts(server, put_info, text);
+	put_info(text, "state", server->draining ? "draining" : "ready", 0);
+	put_info(text, "uptime_seconds", NULL, (double)((kv_now_ms() - server->started_ms) / 1000));
+	put_info(text, "memory_limit_bytes", NULL, (double)s.limit_bytes);
+	put_info(text, "memory_used_bytes", NULL,
+	    (double)(s.leased_bytes + s.cached_bytes + s.reserved_bytes + s.quarantined_bytes));
+	put_info(text, "workers", NULL, s.peers - s.peers_lapsed);
+	put_info(text, "sequences", NULL, s.sequences_active);
+	put_info(text, "segments", NULL, s.segments_committed);
+	if (!isnan(rate)) put_info(text, "cache_hit_rate", NULL, rate);
 	kv_text_put(text, "END\r\n");
 }
 
@@ -206,21 +298,13 @@ static void put_member(void *context, const char *name, const char *word, double
 void kvs_stats_json(struct kvs_server *server, struct kv_text_buffer *text)
 {
 	struct json_sink sink = {.text = text};
-	char generation[24];
 	struct kv_list *node;
 	bool more = false;
 
 	kvs_stats_refresh(server);
-	snprintf(generation, sizeof generation, "%016llx",
-	    (unsigned long long)kvs_engine_generation(server->engine));
 	kv_text_put(text, "{");
-	put_member(&sink, "version", KV_VERSION, 0);
-	put_member(&sink, "pid", NULL, (double)getpid());
-	put_member(&sink, "protocol_version", NULL, KV_PROTOCOL_VERSION);
-	put_member(&sink, "boot_generation", generation, 0);
-	put_member(&sink, "transport", server->transport->name, 0);
-	put_member(&sink, "socket", server->settings->socket, 0);
-	put_member(&sink, "cache_hit_rate", NULL, kvs_stats_hit_rate(server));
+	store_facts(server, put_member, &sink);
+	rate_facts(server, NULL, put_member, &sink);
 	kv_text_put(text, ",\"store\":");
 	kv_metrics_render_json(server->metrics, "", text);
 	kv_text_put(text, ",\"workers\":{");
@@ -233,95 +317,8 @@ void kvs_stats_json(struct kvs_server *server, struct kv_text_buffer *text)
 		kv_text_put_json(text, worker->name);
 		kv_text_put(text, ":{");
 		sink.more = false;
-		worker_facts(server, worker, put_member, &sink);
+		all_facts(server, worker, put_member, &sink);
 		kv_text_put(text, "}");
 	}
 	kv_text_put(text, "}}\r\n");
-}
-
-/* ---- Prometheus ---- */
-
-struct prometheus_sink {
-	struct kv_text_buffer *text;
-	const char *worker, *family;
-};
-
-/* The samples of one family must stand together, so each family walks all workers again. */
-static void put_sample(void *context, const char *name, const char *word, double value)
-{
-	const struct prometheus_sink *sink = context;
-
-	if (word || strcmp(name, sink->family) != 0) return;
-	kv_text_printf(sink->text, "clusterkv_worker_%s{", name);
-	kv_metrics_put_label(sink->text, "worker", sink->worker);
-	kv_text_put(sink->text, "} ");
-	kv_text_put_double(sink->text, value, "NaN");
-	kv_text_put(sink->text, "\n");
-}
-
-static bool plain_name(const char *name)
-{
-	return name[0] && strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_") > 0 &&
-	       strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789") ==
-	           strlen(name);
-}
-
-static void put_family(struct kvs_server *server, const char *family, struct kv_text_buffer *text)
-{
-	size_t length = strlen(family);
-	bool counter = length > 6 && strcmp(family + length - 6, "_total") == 0;
-	struct kv_list *node;
-
-	kv_text_printf(text, "# TYPE clusterkv_worker_%s %s\n", family, counter ? "counter" : "gauge");
-	KV_LIST_EACH(node, &server->workers)
-	{
-		const struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
-		struct prometheus_sink sink = {.text = text, .worker = worker->name, .family = family};
-
-		worker_facts(server, worker, put_sample, &sink);
-	}
-}
-
-/* Was this family written for an earlier worker? */
-static bool seen_before(struct kvs_server *server, const struct kvs_worker *until, const char *name)
-{
-	struct kv_list *node;
-	double value;
-
-	KV_LIST_EACH(node, &server->workers)
-	{
-		const struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
-
-		if (worker == until) return false;
-		if (kvs_worker_counter(worker, name, &value)) return true;
-	}
-	return false;
-}
-
-void kvs_stats_prometheus(struct kvs_server *server, struct kv_text_buffer *text)
-{
-	struct kv_metrics_instance instance = {.metrics = server->metrics, .labels = ""};
-	struct kv_list *node;
-	uint32_t families = 0;
-
-	kvs_stats_refresh(server);
-	kv_metrics_render_prometheus(&instance, 1, "clusterkv_store_", text);
-	if (server->worker_count) {
-		put_family(server, "heartbeat_age_seconds", text);
-		put_family(server, "sequences", text);
-		put_family(server, "cache_hit_rate", text);
-	}
-	KV_LIST_EACH(node, &server->workers)
-	{
-		const struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
-
-		for (uint32_t i = 0; i < worker->counter_count; i++) {
-			const char *name = worker->counters[i].name;
-
-			if (!plain_name(name) || seen_before(server, worker, name)) continue;
-			/* Names that workers make up must not keep the loop busy. */
-			if (++families > MAX_FAMILIES) return;
-			put_family(server, name, text);
-		}
-	}
 }

@@ -16,13 +16,20 @@ struct command {
 
 static const struct command commands[] = {
     {"stats", NULL, KVS_COMMAND_STATS},
+    {"stats", "store", KVS_COMMAND_STORE},
+    {"stats", "workers", KVS_COMMAND_WORKERS},
     {"stats", "json", KVS_COMMAND_JSON},
     {"metrics", NULL, KVS_COMMAND_METRICS},
+    {"info", NULL, KVS_COMMAND_INFO},
     {"health", NULL, KVS_COMMAND_HEALTH},
-    {"ready", NULL, KVS_COMMAND_HEALTH},
+    {"ready", NULL, KVS_COMMAND_READY},
     {"version", NULL, KVS_COMMAND_VERSION},
     {"help", NULL, KVS_COMMAND_HELP},
     {"quit", NULL, KVS_COMMAND_QUIT},
+    {"reset", NULL, KVS_COMMAND_RESET},
+    {"evict", NULL, KVS_COMMAND_EVICT},
+    {"drain", NULL, KVS_COMMAND_DRAIN},
+    {"drain", "off", KVS_COMMAND_DRAIN_OFF},
 };
 
 static size_t split(const char *line, struct word words[MAX_WORDS])

@@ -1,7 +1,9 @@
-/* The stats socket: one command a line, any number on a connection, answers in memcached's manner.
+/* The stats socket: one command a line, any number on a connection, answers in memcached's manner;
+ * or one HTTP request, when the first bytes are those of a GET.
  *
  * A reader that is slow costs its own connection and nothing else: while an answer waits no command
- * of it is read, and an answer that waits too long ends it.
+ * of it is read, and an answer that waits too long ends it, as does a question that stays half
+ * asked.
  */
 #include <errno.h>
 #include <stdio.h>
@@ -11,16 +13,19 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "kvstore/server/http_request.h"
 #include "kvstore/server/server_internal.h"
-#include "kvstore/server/stats_command.h"
+#include "kvstore/server/stats_answer.h"
 
 enum {
 	MAX_READERS = 32,
 	MAX_LINE = 256,
 	MAX_ANSWER = 4 << 20,
-	SLOW_MS = 5000,
-	ROOM_MS = 1000,  /* one that has been silent for so long makes room for another */
-	PAUSE_MS = 1000, /* before accepting again, after a failure */
+	SLOW_MS = 5000,    /* without taking a byte of its answer */
+	ANSWER_MS = 30000, /* to take all of it */
+	HALF_MS = 5000,    /* from a question's first byte to its last */
+	ROOM_MS = 1000,    /* one that has been silent for so long makes room for another */
+	PAUSE_MS = 1000,   /* before accepting again, after a failure */
 	IDLE_MS = 300000,
 	COMMANDS_A_TURN = 16
 };
@@ -30,12 +35,17 @@ struct reader {
 	struct kvs_stats_socket *owner;
 	int socket;
 	struct kv_watch *watch;
-	char line[MAX_LINE];
+	struct kvs_asker asker;
+	char input[KVS_HTTP_MAX_HEAD];
 	size_t length;
 	struct kv_text_buffer answer;
 	size_t sent;
-	uint64_t active_ms; /* when it last sent a command or took bytes */
-	bool quits;
+	uint64_t active_ms;  /* when it last sent a command or took bytes */
+	uint64_t begun_ms;   /* since when it has been asking, 0: it is not */
+	uint64_t answers_ms; /* since when it has had an answer to take, 0: it has none */
+	bool quits;          /* nothing more is read */
+	bool ended;          /* it sends no more, and takes what it has asked for */
+	bool served;         /* a line of it was: it speaks no HTTP */
 };
 
 struct kvs_stats_socket {
@@ -63,81 +73,62 @@ static void drop(struct reader *reader, const char *why)
 	kv_free(owner->server->allocator, reader);
 }
 
-/* ---- commands ---- */
+/* ---- questions ---- */
 
-static void put_health(struct kvs_server *server, struct kv_text_buffer *text)
+static bool speaks_http(const struct reader *reader)
 {
-	struct kvs_statistics statistics;
-
-	kvs_engine_statistics(server->engine, &statistics);
-	kv_text_printf(text, "OK ready generation=%016llx workers=%u transport=%s\r\n",
-	    (unsigned long long)kvs_engine_generation(server->engine),
-	    statistics.peers - statistics.peers_lapsed, server->transport->name);
+	return !reader->served && reader->length && kvs_http_begins(reader->input, reader->length);
 }
 
-static void put_help(struct kv_text_buffer *text)
+static bool has_line(const struct reader *reader)
 {
-	kv_text_put(text, "stats       all numbers, one STAT line each, then END\r\n"
-	                  "stats json  the same as one JSON object on one line\r\n"
-	                  "metrics     the same for Prometheus, then # EOF\r\n"
-	                  "health      OK and what the store is, while it serves\r\n"
-	                  "version     VERSION and the release\r\n"
-	                  "help        this list, then END\r\n"
-	                  "quit        close the connection\r\n"
-	                  "END\r\n");
+	return memchr(reader->input, '\n', reader->length) != NULL;
 }
 
-static void run_command(struct reader *reader, const char *line)
+static void take_input(struct reader *reader, size_t taken)
 {
-	struct kvs_server *server = reader->owner->server;
-	struct kv_text_buffer *text = &reader->answer;
-
-	kv_metrics_add(server->metrics, KVS_STATS_REQUESTS, 1);
-	switch (kvs_stats_parse(line)) {
-	case KVS_COMMAND_NONE:
-		break;
-	case KVS_COMMAND_STATS:
-		kvs_stats_text(server, text);
-		break;
-	case KVS_COMMAND_JSON:
-		kvs_stats_json(server, text);
-		break;
-	case KVS_COMMAND_METRICS:
-		kvs_stats_prometheus(server, text);
-		kv_text_put(text, "# EOF\n");
-		break;
-	case KVS_COMMAND_HEALTH:
-		put_health(server, text);
-		break;
-	case KVS_COMMAND_VERSION:
-		kv_text_printf(text, "VERSION %s\r\n", KV_VERSION);
-		break;
-	case KVS_COMMAND_HELP:
-		put_help(text);
-		break;
-	case KVS_COMMAND_QUIT:
-		reader->quits = true;
-		break;
-	case KVS_COMMAND_UNKNOWN:
-		kvs_stats_unknown(line, text);
-		break;
-	}
+	reader->length -= taken;
+	memmove(reader->input, reader->input + taken, reader->length);
+	reader->begun_ms = reader->length ? kv_now_ms() : 0;
+	reader->answers_ms = kv_now_ms();
 }
 
-/* Run the first whole line that is there; false when there is none. */
+/* Answer the first whole line that is there; false when there is none. */
 static bool run_line(struct reader *reader)
 {
-	char *end = memchr(reader->line, '\n', reader->length);
-	size_t taken;
+	char *end = memchr(reader->input, '\n', reader->length);
+	struct kvs_server *server = reader->owner->server;
 
 	if (!end) return false;
-	taken = (size_t)(end - reader->line) + 1;
 	*end = '\0';
-	if (end > reader->line && end[-1] == '\r') end[-1] = '\0';
-	run_command(reader, reader->line);
-	reader->length -= taken;
-	memmove(reader->line, reader->line + taken, reader->length);
+	if (end > reader->input && end[-1] == '\r') end[-1] = '\0';
+	reader->served = true;
+	if (!kvs_answer_line(server, &reader->asker, reader->input, &reader->answer))
+		reader->quits = true;
+	take_input(reader, (size_t)(end - reader->input) + 1);
 	return true;
+}
+
+/* The same for an HTTP request, which is the only one of its connection. */
+static bool run_get(struct reader *reader)
+{
+	struct kvs_http_request request;
+	int status = kvs_http_parse(reader->input, reader->length, &request);
+
+	if (!status) return false;
+	if (status == 200)
+		kvs_answer_get(reader->owner->server, request.path, &reader->answer);
+	else
+		kvs_answer_refusal(status, &reader->answer);
+	reader->quits = true;
+	take_input(reader, reader->length);
+	return true;
+}
+
+static bool run_question(struct reader *reader)
+{
+	if (!reader->length || reader->quits) return false;
+	return speaks_http(reader) ? run_get(reader) : run_line(reader);
 }
 
 /* ---- bytes ---- */
@@ -156,11 +147,18 @@ static int send_answer(struct reader *reader)
 	}
 	kv_text_reset(&reader->answer);
 	reader->sent = 0;
+	reader->answers_ms = 0;
 	return 1;
 }
 
-/* Serve lines while answers go out at once. False when the reader was dropped. */
-static bool serve_lines(struct reader *reader)
+/* Best effort: the reader is dropped in any case. */
+static void say_last(struct reader *reader, const char *words)
+{
+	if (send(reader->socket, words, strlen(words), MSG_NOSIGNAL | MSG_DONTWAIT) < 0) errno = 0;
+}
+
+/* Serve questions while answers go out at once. False when the reader was dropped. */
+static bool serve(struct reader *reader)
 {
 	for (int turn = 0;; turn++) {
 		int sent = send_answer(reader);
@@ -169,18 +167,14 @@ static bool serve_lines(struct reader *reader)
 			drop(reader, NULL);
 			return false;
 		}
-		if (!sent || turn == COMMANDS_A_TURN || !run_line(reader)) break;
+		if (!sent || turn == COMMANDS_A_TURN || !run_question(reader)) break;
 		if (kv_text_status(&reader->answer) != KV_OK) {
 			drop(reader, "its answer does not fit into memory");
 			return false;
 		}
 	}
-	if (reader->length == MAX_LINE && !memchr(reader->line, '\n', MAX_LINE)) {
-		static const char too_long[] = "ERROR line too long, try help\r\n";
-
-		/* Best effort: it is dropped in any case. */
-		if (send(reader->socket, too_long, sizeof too_long - 1, MSG_NOSIGNAL | MSG_DONTWAIT) < 0)
-			errno = 0;
+	if (reader->length >= MAX_LINE && !has_line(reader) && !speaks_http(reader)) {
+		say_last(reader, "ERROR line too long, try help\r\n");
 		drop(reader, "sent a line that is too long");
 		return false;
 	}
@@ -190,14 +184,43 @@ static bool serve_lines(struct reader *reader)
 /* It has an answer to take, or a line that waits for its turn. */
 static bool behind(const struct reader *reader)
 {
-	return reader->answer.length > 0 || memchr(reader->line, '\n', reader->length) != NULL;
+	return reader->answer.length > 0 || (has_line(reader) && !speaks_http(reader));
+}
+
+/* It has asked its last, and has all that it asked for. */
+static bool finished(const struct reader *reader)
+{
+	return reader->ended && !behind(reader);
 }
 
 static void watch_reader(struct reader *reader)
 {
 	/* Writability brings us back to the lines that wait. */
-	kv_watch_update(
-	    reader->watch, (behind(reader) ? KV_LOOP_WRITABLE : KV_LOOP_READABLE) | KV_LOOP_HANGUP);
+	unsigned events = behind(reader) ? KV_LOOP_WRITABLE : KV_LOOP_READABLE;
+
+	kv_watch_update(reader->watch, reader->ended ? events : events | KV_LOOP_HANGUP);
+}
+
+/* False when the reader was dropped. */
+static bool receive(struct reader *reader)
+{
+	/* A line has less room than a request's head. */
+	size_t room = speaks_http(reader) ? sizeof reader->input : MAX_LINE;
+	ssize_t n;
+
+	if (reader->length >= room) return true;
+	n = recv(reader->socket, reader->input + reader->length, room - reader->length, MSG_DONTWAIT);
+	if (n < 0 && errno != EAGAIN && errno != EINTR) {
+		drop(reader, NULL);
+		return false;
+	}
+	if (n == 0) reader->ended = true;
+	if (n > 0) {
+		reader->length += (size_t)n;
+		reader->active_ms = kv_now_ms();
+		if (!reader->begun_ms) reader->begun_ms = reader->active_ms;
+	}
+	return true;
 }
 
 static void on_reader(void *context, struct kv_watch *watch, unsigned events)
@@ -205,23 +228,18 @@ static void on_reader(void *context, struct kv_watch *watch, unsigned events)
 	struct reader *reader = context;
 
 	(void)watch;
-	if ((events & KV_LOOP_READABLE) && reader->length < MAX_LINE) {
-		ssize_t n = recv(
-		    reader->socket, reader->line + reader->length, MAX_LINE - reader->length, MSG_DONTWAIT);
-
-		if (n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR)) {
-			drop(reader, NULL);
-			return;
-		}
-		if (n > 0) {
-			reader->length += (size_t)n;
-			reader->active_ms = kv_now_ms();
-		}
-	} else if ((events & KV_LOOP_HANGUP) && !(events & KV_LOOP_READABLE)) {
+	if (events & KV_LOOP_READABLE) {
+		if (!receive(reader)) return;
+	} else if (events & KV_LOOP_HANGUP) {
+		/* It may have closed its sending side only; if it is gone, sending will tell. */
+		reader->ended = true;
+	}
+	if (!serve(reader)) return;
+	if (finished(reader)) {
 		drop(reader, NULL);
 		return;
 	}
-	if (serve_lines(reader)) watch_reader(reader);
+	watch_reader(reader);
 }
 
 /* ---- connections ---- */
@@ -243,6 +261,16 @@ static void make_room(struct kvs_stats_socket *owner)
 		drop(idlest, "asks nothing, and others wait");
 }
 
+static void identify(struct reader *reader)
+{
+	struct kv_unix_peer peer;
+
+	if (kv_unix_peer(reader->socket, &peer) != KV_OK) return;
+	reader->asker.pid = peer.pid;
+	reader->asker.uid = peer.uid;
+	reader->asker.trusted = peer.uid == 0 || peer.uid == (uint32_t)geteuid();
+}
+
 static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket)
 {
 	struct kvs_server *server = owner->server;
@@ -258,6 +286,7 @@ static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket)
 	reader->owner = owner;
 	reader->socket = socket;
 	reader->active_ms = kv_now_ms();
+	identify(reader);
 	kv_text_init(&reader->answer, server->allocator, MAX_ANSWER);
 	status = kv_loop_watch_fd(
 	    server->loop, socket, KV_LOOP_READABLE | KV_LOOP_HANGUP, on_reader, reader, &reader->watch);
@@ -319,6 +348,22 @@ enum kv_status kvs_stats_listen(struct kvs_server *server)
 	return KV_OK;
 }
 
+/* Why a reader has to go, "" when nobody needs to be told, NULL when it may stay. */
+static const char *overdue(const struct reader *reader, uint64_t now)
+{
+	if (now < reader->active_ms) return NULL;
+	/* A socket that has taken much and passed on little is not writable, though a send would
+	 * succeed: commands that wait behind it count as an answer that is not read. */
+	if (behind(reader)) {
+		if (now - reader->active_ms >= SLOW_MS) return "does not read its answers";
+		if (reader->answers_ms && now >= reader->answers_ms + ANSWER_MS)
+			return "takes too long to read its answer";
+		return NULL;
+	}
+	if (reader->begun_ms && now >= reader->begun_ms + HALF_MS) return "asks half a question";
+	return now - reader->active_ms >= IDLE_MS ? "" : NULL;
+}
+
 void kvs_stats_tick(struct kvs_server *server, uint64_t now)
 {
 	struct kv_list *node;
@@ -332,14 +377,12 @@ void kvs_stats_tick(struct kvs_server *server, uint64_t now)
 	KV_LIST_EACH_SAFE(node, following, &server->stats->readers)
 	{
 		struct reader *reader = KV_CONTAINER_OF(node, struct reader, node);
+		const char *why = overdue(reader, now);
 
-		if (now < reader->active_ms) continue;
-		/* A socket that has taken much and passed on little is not writable, though a send would
-		 * succeed: commands that wait behind it count as an answer that is not read. */
-		if (behind(reader) && now - reader->active_ms >= SLOW_MS)
-			drop(reader, "does not read its answers");
-		else if (now - reader->active_ms >= IDLE_MS)
-			drop(reader, NULL);
+		if (!why) continue;
+		if (!behind(reader) && speaks_http(reader))
+			say_last(reader, "HTTP/1.1 408 Request Timeout\r\nConnection: close\r\n\r\n");
+		drop(reader, *why ? why : NULL);
 	}
 }
 

@@ -5,6 +5,19 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "kvstore/server/server_internal.h"
+#include "proto/worker_counters.h"
+
+static const struct kv_worker_counter_row counter_rows[] = {
+    KV_WORKER_COUNTERS(KV_WORKER_COUNTER_ROW)};
+
+static const enum kv_worker_counter figure_counters[KVS_FIGURE_COUNT] = {
+    [KVS_HIT_BYTES] = KV_WORKER_CACHE_HIT_BYTES,
+    [KVS_MISS_BYTES] = KV_WORKER_CACHE_MISS_BYTES,
+    [KVS_HIT_CLUSTERS] = KV_WORKER_CACHE_HIT_CLUSTERS,
+    [KVS_MISS_CLUSTERS] = KV_WORKER_CACHE_MISS_CLUSTERS,
+    [KVS_HIT_TOKENS] = KV_WORKER_CACHE_HIT_TOKENS,
+    [KVS_MISS_TOKENS] = KV_WORKER_CACHE_MISS_TOKENS,
+    [KVS_DECODED] = KV_WORKER_DECODE_TOKENS};
 
 static struct kvs_worker *find_worker(struct kvs_server *server, const char *name)
 {
@@ -19,8 +32,16 @@ static struct kvs_worker *find_worker(struct kvs_server *server, const char *nam
 	return NULL;
 }
 
+/* What a process counted stays in the sums when another one counts from 0 in its place. */
+static void keep_sums(struct kvs_server *server, const struct kvs_worker *worker)
+{
+	for (int i = 0; i < KVS_FIGURE_COUNT; i++)
+		server->departed.value[i] += worker->figures.value[i];
+}
+
 static void forget(struct kvs_server *server, struct kvs_worker *worker)
 {
+	keep_sums(server, worker);
 	kv_list_remove(&worker->node);
 	server->worker_count--;
 	kv_free(server->allocator, worker);
@@ -66,7 +87,7 @@ struct kvs_worker *kvs_worker_arrived(
 	worker->peer = peer;
 	worker->pid = (uint32_t)peer->credentials.pid;
 	worker->uid = peer->credentials.uid;
-	worker->counter_count = 0;
+	worker->greeted = true;
 	worker->lanes[0] = '\0';
 	snprintf(worker->model, sizeof worker->model, "%.*s", KVS_WORKER_NAME - 1, model);
 	return worker;
@@ -91,7 +112,40 @@ static void copy_word(char *to, size_t size, const char *from)
 	to[length] = '\0';
 }
 
-void kvs_worker_counters(struct kvs_worker *worker, const Kv__CountersRequest *counters)
+static double reported(const struct kvs_worker *worker, enum kv_worker_counter counter)
+{
+	double value = 0;
+
+	return kvs_worker_counter(worker, counter_rows[counter].name, &value) && value > 0 ? value : 0;
+}
+
+static bool fell(const struct kvs_figures *now, const struct kvs_figures *before)
+{
+	for (int i = 0; i < KVS_FIGURE_COUNT; i++)
+		if (now->value[i] < before->value[i]) return true;
+	return false;
+}
+
+/* A worker's first message after its hello tells where it stands: 0 for a new process, more for one
+ * that lost its store. What was counted before is no part of the last seconds. */
+static void take_figures(struct kvs_server *server, struct kvs_worker *worker)
+{
+	uint64_t now = kv_now_ms();
+	struct kvs_figures figures;
+
+	for (int i = 0; i < KVS_FIGURE_COUNT; i++)
+		figures.value[i] = reported(worker, figure_counters[i]);
+	if (fell(&figures, &worker->figures)) {
+		keep_sums(server, worker);
+		worker->greeted = true;
+	}
+	if (worker->greeted) kvs_window_start(&worker->window, now, &figures);
+	worker->greeted = false;
+	worker->figures = figures;
+}
+
+void kvs_worker_counters(
+    struct kvs_server *server, struct kvs_worker *worker, const Kv__CountersRequest *counters)
 {
 	uint32_t count = 0;
 
@@ -105,6 +159,7 @@ void kvs_worker_counters(struct kvs_worker *worker, const Kv__CountersRequest *c
 	}
 	worker->counter_count = count;
 	copy_word(worker->lanes, sizeof worker->lanes, counters->lanes);
+	take_figures(server, worker);
 }
 
 bool kvs_worker_counter(const struct kvs_worker *worker, const char *name, double *value)
@@ -117,17 +172,29 @@ bool kvs_worker_counter(const struct kvs_worker *worker, const char *name, doubl
 	return false;
 }
 
-void kvs_worker_hits(const struct kvs_worker *worker, double *hit, double *total)
+double kvs_worker_gain(const struct kvs_worker *worker, uint32_t seconds, struct kvs_figures *gain)
 {
-	double found = 0;
-	double missed = 0;
+	if (!seconds) {
+		*gain = worker->figures;
+		return 0;
+	}
+	return kvs_window_gain(&worker->window, kv_now_ms(), seconds, &worker->figures, gain);
+}
 
-	if (!kvs_worker_counter(worker, "cache_hit_bytes_total", &found))
-		kvs_worker_counter(worker, "cache_hit_bytes", &found);
-	if (!kvs_worker_counter(worker, "cache_miss_bytes_total", &missed))
-		kvs_worker_counter(worker, "cache_miss_bytes", &missed);
-	*hit = found;
-	*total = found + missed;
+void kvs_workers_gain(struct kvs_server *server, uint32_t seconds, struct kvs_figures *gain)
+{
+	struct kv_list *node;
+
+	memset(gain, 0, sizeof *gain);
+	if (!seconds) *gain = server->departed;
+	KV_LIST_EACH(node, &server->workers)
+	{
+		struct kvs_figures one;
+
+		kvs_worker_gain(KV_CONTAINER_OF(node, struct kvs_worker, node), seconds, &one);
+		for (int i = 0; i < KVS_FIGURE_COUNT; i++)
+			gain->value[i] += one.value[i];
+	}
 }
 
 void kvs_workers_tick(struct kvs_server *server, uint64_t now)
@@ -139,6 +206,7 @@ void kvs_workers_tick(struct kvs_server *server, uint64_t now)
 	{
 		struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
 
+		kvs_window_tick(&worker->window, now, &worker->figures);
 		if (!worker->peer && now - worker->left_ms >= KVS_WORKER_KEPT_MS) forget(server, worker);
 	}
 }

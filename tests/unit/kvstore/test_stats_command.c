@@ -24,6 +24,16 @@ static void test_words(void **state)
 	assert_int_equal(kvs_stats_parse("help"), KVS_COMMAND_HELP);
 	assert_int_equal(kvs_stats_parse("quit"), KVS_COMMAND_QUIT);
 	assert_int_equal(kvs_stats_parse("metrics"), KVS_COMMAND_METRICS);
+	assert_int_equal(kvs_stats_parse("stats workers"), KVS_COMMAND_WORKERS);
+	assert_int_equal(kvs_stats_parse("stats store"), KVS_COMMAND_STORE);
+	assert_int_equal(kvs_stats_parse("info"), KVS_COMMAND_INFO);
+	assert_int_equal(kvs_stats_parse("ready"), KVS_COMMAND_READY);
+	assert_int_equal(kvs_stats_parse("reset"), KVS_COMMAND_RESET);
+	assert_int_equal(kvs_stats_parse("evict"), KVS_COMMAND_EVICT);
+	assert_int_equal(kvs_stats_parse("evict all"), KVS_COMMAND_UNKNOWN);
+	assert_int_equal(kvs_stats_parse("drain"), KVS_COMMAND_DRAIN);
+	assert_int_equal(kvs_stats_parse("drain off"), KVS_COMMAND_DRAIN_OFF);
+	assert_int_equal(kvs_stats_parse("drain on"), KVS_COMMAND_UNKNOWN);
 }
 
 static void test_unknown(void **state)
