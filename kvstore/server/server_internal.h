@@ -227,11 +227,13 @@ void kvs_mourned_let_go(struct kvs_server *server, int32_t pid, uint64_t epoch);
 void kvs_mourning_stop(struct kvs_server *server);
 int kvs_pidfd_open(int32_t pid);
 bool kvs_pidfd_dead(int pidfd);
+/* It is on its way out, or gone: a process loses its connections before it counts as dead. For
+ * people and counters only; it may still write to memory that it had mapped. */
+bool kvs_process_ending(int32_t pid);
 
 /* ---- dispatch.c ---- */
 
 /* Serve one request, which it frees. */
-	bool checksums; /* the client is to verify what it reads */
 void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request);
 
 /* Room for the segments of an answer. */
@@ -239,6 +241,7 @@ struct kvs_segment_set {
 	struct kv_allocator *allocator;
 	Kv__Segment **pointers;
 	uint32_t count, capacity, layers;
+	bool checksums; /* the client is to verify what it reads */
 };
 enum kv_status kvs_segment_set_create(struct kvs_segment_set *set, const struct kvs_server *server,
     uint32_t capacity, uint32_t layers);
