@@ -1,7 +1,6 @@
 /* Sessions: the transport's client, the control page and the attached regions of one connection. */
 #define _DEFAULT_SOURCE /* MADV_REMOVE */
 
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -9,6 +8,7 @@
 
 #include "common/base/log.h"
 #include "common/transport/transport_map.h"
+#include "kvstore/client/page_check.h"
 #include "kvstore/client/remote_internal.h"
 
 #define MODULE "store-client"
@@ -219,25 +219,13 @@ enum kv_status kvc_session_check(
 {
 	const struct kvw_control_page *page = session->page;
 	uint64_t number = kvc_channel_session(store->channel);
-	uint64_t epoch, generation;
 
 	if (!number) return kv_fail(KV_DISCONNECTED, "the connection to the store is lost");
 	if (number != session->number)
 		return kv_fail(
 		    KV_STALE, "the store was connected to anew, what was attached before is gone");
 	if (!page) return KV_OK;
-	/* The copies that the caller made come before these loads: a word that still stands means that
-	 * nothing of it had been reused when they were made. */
-	atomic_thread_fence(memory_order_acquire);
-	epoch = atomic_load_explicit(
-	    (const _Atomic uint64_t *)&page->lease[session->slot], memory_order_acquire);
-	/* Second: a store that stops says so here before it ends the leases. */
-	generation = atomic_load_explicit(
-	    (const _Atomic uint64_t *)&page->boot_generation, memory_order_acquire);
-	if (generation == 0) return kv_fail(KV_DISCONNECTED, "the store stops");
-	if (generation != session->generation) return kv_fail(KV_STALE, "the store was started anew");
-	if (epoch != session->epoch) return kv_fail(KV_STALE, "the lease of this worker has lapsed");
-	return KV_OK;
+	return kvc_page_check(page, session->slot, session->epoch, session->generation);
 }
 
 enum kv_status kvc_session_resolve(struct kvc_session *session, struct kvc_entry *entry)

@@ -277,15 +277,6 @@ static enum kv_status begin(struct kvs_engine *engine, uint32_t peer,
 	return KV_OK;
 }
 
-enum kv_status kvs_commit_begin(struct kvs_engine *engine, uint32_t peer,
-    const struct kvs_commit_request *request, struct kvs_commit **commit)
-{
-	enum kv_status status = begin(engine, peer, request, commit);
-
-	if (status != KV_OK) engine->counters.commits_refused++;
-	return status;
-}
-
 uint32_t kvs_commit_segments(const struct kvs_commit *commit)
 {
 	return commit->count;
@@ -372,6 +363,26 @@ static void finish_list(
 	commit->ids = NULL;
 }
 
+/* The planted fault: visible at once, whatever the checksums will say. */
+static void publish_early(struct kvs_engine *engine, struct kvs_commit *commit)
+{
+	finish_list(engine, commit, &commit->early_result);
+	commit->early_result.count = commit->count;
+	commit->early = true;
+	commit->count = 0;
+}
+
+enum kv_status kvs_commit_begin(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_commit_request *request, struct kvs_commit **commit)
+{
+	enum kv_status status = begin(engine, peer, request, commit);
+
+	if (status != KV_OK) engine->counters.commits_refused++;
+	if (status == KV_OK && !(*commit)->repeated && KVS_FAULT("commit-before-checksum"))
+		publish_early(engine, *commit);
+	return status;
+}
+
 enum kv_status kvs_commit_finish(struct kvs_engine *engine, struct kvs_commit *commit,
     enum kv_status verified, struct kvs_commit_result *result)
 {
@@ -381,7 +392,10 @@ enum kv_status kvs_commit_finish(struct kvs_engine *engine, struct kvs_commit *c
 
 	engine->commits_in_flight--;
 	if (sequence) sequence->commit = NULL;
-	if (!sequence) {
+	if (commit->early) {
+		done = commit->early_result;
+		status = verified;
+	} else if (!sequence) {
 		status = finish_stale(engine, commit);
 	} else if (commit->repeated) {
 		done.count = sequence->last_count;

@@ -46,7 +46,7 @@ enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *
 
 		if (!found) break;
 		KV_TRY(kvs_list_reserve(engine, sequence, sequence->length + 1));
-		kvs_segment_reference(engine, found);
+		if (!KVS_FAULT("forget-reference")) kvs_segment_reference(engine, found);
 		sequence->list[sequence->length++] = (struct kvs_entry){.segment = found, .id = found->id};
 		parent = found;
 	}

@@ -1,0 +1,238 @@
+/* Made-up time, numbers and memory for the engine; starting, restarting and ending a store. */
+#include <stdlib.h>
+#include <string.h>
+
+#include "tests/simulation/simulation.h"
+
+const struct kvw_model_layout sim_layout = {
+    .layers = SIM_LAYERS,
+    .kv_heads = 1,
+    .head_dim = 4,
+    .kv_type = KVW_KV_F16,
+    .dense_layers = 1,
+    .sinks = 2,
+    .cluster_tokens = 4,
+    .index_digest = {1, 2, 3, 4, 5, 6, 7, 8},
+};
+const uint8_t sim_policy[32] = {7, 7, 7};
+
+static uint64_t now_ms(void *context)
+{
+	return ((struct sim *)context)->now;
+}
+
+static uint64_t random64(void *context)
+{
+	return kv_random_next(&((struct sim *)context)->random);
+}
+
+static enum kv_status region_create(void *context, uint32_t index, uint64_t bytes, uint8_t **base)
+{
+	struct sim *sim = context;
+
+	if (sim->growth_fails) {
+		sim->counts.growth_failures++;
+		return kv_fail(KV_LIMIT, "the machine has no memory");
+	}
+	SIM_REQUIRE(sim, index < SIM_REGIONS, "region %u is asked for", index);
+	SIM_REQUIRE(sim, !sim->region_live[index], "region %u is made twice", index);
+	if (sim->memory_bytes[index] < bytes) {
+		free(sim->memory[index]);
+		sim->memory[index] = calloc(1, bytes);
+		SIM_REQUIRE(sim, sim->memory[index], "no memory for the simulation");
+		sim->memory_bytes[index] = bytes;
+	}
+	sim->region_live[index] = true;
+	sim->regions_live++;
+	*base = sim->memory[index];
+	return KV_OK;
+}
+
+static void region_destroy(void *context, uint32_t index)
+{
+	struct sim *sim = context;
+
+	SIM_REQUIRE(sim, index < SIM_REGIONS && sim->region_live[index], "region %u goes twice", index);
+	sim->region_live[index] = false;
+	sim->regions_live--;
+	memset(sim->memory[index], 0xdd, sim->memory_bytes[index]);
+}
+
+static void lease_changed(void *context, uint32_t slot, uint64_t epoch)
+{
+	struct sim *sim = context;
+
+	SIM_REQUIRE(sim, slot < KVW_CONTROL_SLOTS && (epoch == 0) != (sim->page.lease[slot] == 0),
+	    "the word of slot %u becomes %llu, it was %llu", slot, (unsigned long long)epoch,
+	    (unsigned long long)sim->page.lease[slot]);
+	sim->page.lease[slot] = epoch;
+}
+
+static void start_engine(struct sim *sim)
+{
+	const struct kvs_environment environment = {
+	    .context = sim,
+	    .now_ms = now_ms,
+	    .random64 = random64,
+	    .region_create = region_create,
+	    .region_destroy = region_destroy,
+	    .lease_changed = lease_changed,
+	};
+	struct kvs_options options = {
+	    .memory = sim->memory_short ? 6144 + 2048 * sim_below(sim, 16) : 2 << 20,
+	    .region_bytes = 1024u << sim_below(sim, 4),
+	    .lease_ms = SIM_LEASE_MS,
+	    .orphan_ms = SIM_ORPHAN_MS,
+	    .max_peers = 8,
+	    .max_sequences = 16,
+	    .max_segments = 192,
+	    .separate_tenants = sim->seed % 3 == 0,
+	};
+	enum kv_status status = kvs_engine_create(sim->allocator, &options, &environment, &sim->engine);
+
+	SIM_REQUIRE(sim, status == KV_OK, "the engine does not start: %s", kv_error_message());
+	sim->page.boot_generation = kvs_engine_generation(sim->engine);
+}
+
+static void make_documents(struct sim *sim)
+{
+	for (uint32_t i = 0; i < SIM_DOCUMENTS; i++) {
+		for (uint32_t j = 0; j < SIM_TOKENS; j++)
+			sim->documents[i][j] = i > 0 && j < 24 ? sim->documents[0][j] : sim_below(sim, 3);
+	}
+}
+
+void sim_start(struct sim *sim, uint64_t seed)
+{
+	uint8_t *memory[SIM_REGIONS];
+	uint64_t bytes[SIM_REGIONS];
+	const bool trace = sim->trace;
+
+	memcpy(memory, sim->memory, sizeof memory);
+	memcpy(bytes, sim->memory_bytes, sizeof bytes);
+	memset(sim, 0, sizeof *sim);
+	memcpy(sim->memory, memory, sizeof memory);
+	memcpy(sim->memory_bytes, bytes, sizeof bytes);
+	sim->trace = trace;
+	sim->seed = seed;
+	sim->now = 1000;
+	sim->next_owner = 1;
+	sim->operation = "start";
+	kv_random_seed(&sim->random, seed);
+	sim->memory_short = seed % 4 != 0;
+	sim->allocator = kv_allocator_create("simulated store", 0);
+	SIM_REQUIRE(sim, sim->allocator, "no memory for the simulation");
+	make_documents(sim);
+	start_engine(sim);
+	for (uint32_t i = 0; i < SIM_WORKERS; i++) {
+		sim->workers[i].tenant = i % SIM_TENANTS;
+		sim_connect(sim, i);
+	}
+}
+
+static void finish_flights(struct sim *sim)
+{
+	for (uint32_t i = 0; i < SIM_FLIGHTS; i++) {
+		if (sim->flights[i].active) sim_finish_flight(sim, &sim->flights[i]);
+	}
+}
+
+/* The engine goes; everything that it had is free again. */
+static void end_engine(struct sim *sim)
+{
+	struct kvs_statistics statistics;
+
+	finish_flights(sim);
+	kvs_engine_statistics(sim->engine, &statistics);
+	sim->counts.evictions += statistics.evictions;
+	sim->counts.expiries += statistics.lease_expiries;
+	sim->counts.zombies += statistics.zombie_reservations;
+	sim->page.boot_generation = 0;
+	kvs_engine_destroy(sim->engine);
+	sim->engine = NULL;
+	SIM_REQUIRE(sim, sim->regions_live == 0, "%u regions are left", sim->regions_live);
+	for (uint32_t slot = 0; slot < KVW_CONTROL_SLOTS; slot++)
+		SIM_REQUIRE(sim, sim->page.lease[slot] == 0, "the lease of slot %u is left", slot);
+	SIM_REQUIRE(sim, kv_allocator_stats(sim->allocator).blocks == 0, "%llu blocks are left",
+	    (unsigned long long)kv_allocator_stats(sim->allocator).blocks);
+}
+
+/* Workers keep reading what they had begun to read; all else of the former store is void. */
+void sim_restart(struct sim *sim)
+{
+	sim->operation = "restart";
+	end_engine(sim);
+	sim->truth_count = sim->zombie_count = 0;
+	memset(sim->sequences, 0, sizeof sim->sequences);
+	memset(sim->graves, 0, sizeof sim->graves);
+	start_engine(sim);
+	for (uint32_t i = 0; i < SIM_WORKERS; i++) {
+		const struct sim_read read = sim->workers[i].read;
+
+		sim_connect(sim, i);
+		sim->workers[i].read = read;
+	}
+	sim->counts.restarts++;
+}
+
+void sim_stop(struct sim *sim)
+{
+	struct kvs_statistics statistics;
+
+	sim->operation = "stop";
+	finish_flights(sim);
+	for (uint32_t i = 0; i < SIM_WORKERS; i++)
+		sim_worker_goes(sim, i, false);
+	sim->now += SIM_ORPHAN_MS;
+	kvs_engine_tick(sim->engine);
+	kvs_engine_evict(sim->engine);
+	SIM_REQUIRE(sim, kvs_engine_check(sim->engine) == KV_OK, "%s", kv_error_message());
+	kvs_engine_statistics(sim->engine, &statistics);
+	SIM_REQUIRE(sim,
+	    statistics.sequences_active + statistics.sequences_orphaned == 0 &&
+	        statistics.segments_committed + statistics.segments_reserved == 0,
+	    "%u sequences, %u segments are left when everybody has gone",
+	    statistics.sequences_active + statistics.sequences_orphaned,
+	    statistics.segments_committed + statistics.segments_reserved);
+	SIM_REQUIRE(sim, statistics.segments_quarantined == sim->zombie_count,
+	    "%u segments are quarantined, it should be %u", statistics.segments_quarantined,
+	    sim->zombie_count);
+	while (sim->zombie_count > 0)
+		sim_bury(sim, sim->zombies[0].epoch);
+	kvs_engine_statistics(sim->engine, &statistics);
+	SIM_REQUIRE(sim,
+	    statistics.segments_quarantined == 0 && statistics.free_bytes == statistics.region_bytes,
+	    "%u segments are quarantined when all writers are dead", statistics.segments_quarantined);
+	end_engine(sim);
+	kv_allocator_destroy(sim->allocator);
+	sim->allocator = NULL;
+}
+
+void sim_free_memory(struct sim *sim)
+{
+	for (uint32_t i = 0; i < SIM_REGIONS; i++)
+		free(sim->memory[i]);
+}
+
+uint8_t *sim_memory(struct sim *sim, const struct kvs_unit *unit)
+{
+	if (unit->region >= SIM_REGIONS || unit->offset > sim->memory_bytes[unit->region] ||
+	    unit->bytes > sim->memory_bytes[unit->region] - unit->offset)
+		return NULL;
+	return sim->memory[unit->region] + unit->offset;
+}
+
+void sim_arm(struct sim *sim)
+{
+	sim->armed = sim_once_in(sim, 12);
+	if (sim->armed) kv_allocator_fail_at(sim->allocator, 1 + sim_below(sim, 6));
+}
+
+bool sim_disarm(struct sim *sim, enum kv_status status)
+{
+	kv_allocator_fail_at(sim->allocator, 0);
+	if (status != KV_NO_MEMORY) return false;
+	SIM_REQUIRE(sim, sim->armed, "out of memory, but there was some: %s", kv_error_message());
+	sim->counts.no_memory++;
+	return true;
+}
