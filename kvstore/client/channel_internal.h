@@ -120,7 +120,7 @@ enum kv_status kvc_push_due(struct kvc_channel *channel, uint64_t now, bool all,
 void kvc_push_answered(struct kvc_channel *channel, const Kv__Response *response);
 void kvc_push_lost(struct kvc_channel *channel);
 bool kvc_push_outstanding(const struct kvc_channel *channel);
-enum kv_status kvc_send_counters(struct kvc_channel *channel);
+enum kv_status kvc_send_counters(struct kvc_channel *channel, bool leaving);
 
 /* ---- channel_thread.c ---- */
 

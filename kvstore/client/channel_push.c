@@ -245,7 +245,7 @@ void kvc_channel_set_lanes(struct kvc_channel *channel, const char *lanes)
 	pthread_mutex_unlock(&channel->lock);
 }
 
-enum kv_status kvc_send_counters(struct kvc_channel *channel)
+enum kv_status kvc_send_counters(struct kvc_channel *channel, bool leaving)
 {
 	Kv__Request request = KV__REQUEST__INIT;
 	Kv__CountersRequest counters = KV__COUNTERS_REQUEST__INIT;
@@ -261,6 +261,7 @@ enum kv_status kvc_send_counters(struct kvc_channel *channel)
 	counters.values = values;
 	counters.n_values = channel->counter_count;
 	counters.lanes = channel->lanes;
+	counters.leaving = leaving;
 	request.body_case = KV__REQUEST__BODY_COUNTERS;
 	request.counters = &counters;
 	request.id = kvc_channel_next_id(channel, KVC_ID_OTHER);

@@ -443,7 +443,7 @@ static enum kv_status send_due(struct kvc_channel *channel, uint64_t *next_ms)
 	}
 	if (now >= channel->counters_ms) {
 		channel->counters_ms = now + KVC_COUNTERS_MS;
-		if (channel->counters_new) KV_TRY(kvc_send_counters(channel));
+		if (channel->counters_new) KV_TRY(kvc_send_counters(channel, false));
 	}
 	*next_ms = channel->heartbeat_ms < silent ? channel->heartbeat_ms : silent;
 	if (channel->counters_ms < *next_ms) *next_ms = channel->counters_ms;
@@ -477,7 +477,7 @@ static void say_goodbye(struct kvc_channel *channel)
 
 	pthread_mutex_lock(&channel->lock);
 	status = kvc_push_due(channel, kv_now_ms(), true, &next);
-	if (status == KV_OK) status = kvc_send_counters(channel);
+	if (status == KV_OK) status = kvc_send_counters(channel, true);
 	pthread_mutex_unlock(&channel->lock);
 	while (status == KV_OK && waiting && kv_now_ms() < deadline) {
 		status = serve_once(channel, deadline);

@@ -188,5 +188,6 @@ enum kv_status kvs_handle_counters(
 {
 	(void)answer;
 	if (peer->worker) kvs_worker_counters(peer->server, peer->worker, request->counters);
+	peer->leaving = request->counters->leaving;
 	return KV_OK;
 }

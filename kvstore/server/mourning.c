@@ -3,7 +3,12 @@
  * has come again and says that the mapping is. */
 #define _GNU_SOURCE /* syscall */
 
+#include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -20,6 +25,26 @@ bool kvs_pidfd_dead(int pidfd)
 	struct pollfd poll_one = {.fd = pidfd, .events = POLLIN};
 
 	return pidfd >= 0 && poll(&poll_one, 1, 0) == 1 && (poll_one.revents & POLLIN);
+}
+
+bool kvs_process_ending(int32_t pid)
+{
+	enum { FLAGS = 9 - 2, EXITING = 4 }; /* fields from the end of the name on; PF_EXITING */
+	char path[32], text[512], *at;
+	ssize_t length;
+	int file;
+
+	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+	file = open(path, O_RDONLY | O_CLOEXEC);
+	if (file < 0) return errno == ENOENT;
+	length = read(file, text, sizeof text - 1);
+	close(file);
+	if (length <= 0) return length < 0 && errno == ESRCH;
+	text[length] = '\0';
+	at = strrchr(text, ')');
+	for (int i = 0; at && i < FLAGS; i++)
+		at = strchr(at + 1, ' ');
+	return at && (strtoul(at, NULL, 10) & EXITING) != 0;
 }
 
 static void forget(struct kvs_mourned *mourned)

@@ -46,11 +46,11 @@ static void free_peer(struct kvs_peer *peer)
 	kv_free(peer->server->allocator, peer);
 }
 
-static enum kvs_metric lost_metric(enum kvs_reason reason, bool died)
+static enum kvs_metric lost_metric(enum kvs_reason reason, bool killed)
 {
 	if (reason == KVS_BY_PROTOCOL) return KVS_LOST_PROTOCOL;
 	if (reason == KVS_BY_TIMEOUT) return KVS_LOST_TIMEOUT;
-	return died ? KVS_LOST_DIED : KVS_LOST_CLOSED;
+	return killed ? KVS_LOST_DIED : KVS_LOST_CLOSED;
 }
 
 /* Nothing that this process does can change the arena any more. With map it never could; the copies
@@ -65,6 +65,8 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 {
 	struct kvs_server *server = peer->server;
 	bool died = kvs_pidfd_dead(peer->pidfd);
+	bool ended = died || kvs_process_ending(peer->credentials.pid);
+	bool killed = ended && !peer->leaving;
 
 	kvs_peer_remove(server->engine, peer->slot, writes_no_more(peer, died));
 	/* Only what its process may still write to waits for the process's end. With map that is
@@ -76,9 +78,9 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 	}
 	if (peer->worker) kvs_worker_left(peer->worker, kv_now_ms());
 	peer->worker = NULL;
-	kv_metrics_add(server->metrics, lost_metric(reason, died), 1);
+	kv_metrics_add(server->metrics, lost_metric(reason, killed), 1);
 	kv_info(KVS_MODULE, "worker left name=%s slot=%u pid=%d process=%s reason=\"%s\"", peer->name,
-	    peer->slot, (int)peer->credentials.pid, died ? "ended" : "alive", why);
+	    peer->slot, (int)peer->credentials.pid, ended ? "ended" : "alive", why);
 }
 
 void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *why)

@@ -102,6 +102,7 @@ struct kvs_peer {
 	uint32_t gone_count, gone_capacity;
 	const uint8_t *staging;
 	uint64_t staging_bytes;
+	bool leaving;         /* it said that it would close the connection */
 	uint32_t puts, jobs;  /* copies under way; all work on pool threads */
 	Kv__Request *waiting; /* a request that waits for the copies; reading has stopped */
 	Kv__Request *growing; /* a reservation that waits for memory; reading goes on */

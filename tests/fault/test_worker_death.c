@@ -83,6 +83,9 @@ static void open_request(struct serve_call *call, unsigned number, const struct 
 	free(prompt);
 }
 
+static const char died[] = "worker_disconnects_total{reason=\"died\"}";
+static const char closed[] = "worker_disconnects_total{reason=\"closed\"}";
+
 static void wait_orphans(unsigned count, uint64_t killed)
 {
 	assert_true(store_fixture_wait_stat(&store, "sequences{state=\"active\"}", 0, LEASE_MS));
@@ -150,6 +153,7 @@ static void kill_and_resume(struct moment moment)
 {
 	struct serve_call calls[REQUESTS];
 	json_t *expected[REQUESTS];
+	double deaths = store_fixture_stat(&store, died), leavers = store_fixture_stat(&store, closed);
 	uint64_t killed;
 
 	for (unsigned i = 0; i < REQUESTS; i++)
@@ -164,12 +168,19 @@ static void kill_and_resume(struct moment moment)
 	serve_fixture_signal(&first, SIGKILL);
 	serve_fixture_wait(&first);
 	wait_orphans(REQUESTS, killed);
+	assert_int_equal(store_fixture_stat(&store, died), deaths + 1);
+	assert_int_equal(store_fixture_stat(&store, closed), leavers);
 	assert_true(store_fixture_wait_stat(&store, "workers{state=\"connected\"}", 1, 0));
 
 	resume_all(expected, &moment);
 	ask_anew(expected[0], &moment);
 	assert_true(store_fixture_wait_stat(&store, "sequences{state=\"orphaned\"}", 0, LEASE_MS));
 	assert_true(store_fixture_wait_stat(&store, "arena_bytes{state=\"leased\"}", 0, LEASE_MS));
+	/* Who stops says so, and does not count as dead. */
+	serve_fixture_signal(&second, SIGTERM);
+	serve_fixture_wait(&second);
+	assert_true(store_fixture_wait_stat(&store, closed, leavers + 1, LEASE_MS));
+	assert_int_equal(store_fixture_stat(&store, died), deaths + 1);
 	for (unsigned i = 0; i < REQUESTS; i++) {
 		serve_call_close(&calls[i]);
 		json_decref(expected[i]);
