@@ -15,6 +15,7 @@ enum { ALIGNMENT = 64, NAME_SIZE = 32 };
 #define HEADER_FREED UINT64_C(0x6b766d656d667265)
 
 struct kv_allocator {
+	struct kv_allocator *parent; /* NULL, or whose limit holds, too */
 	char name[NAME_SIZE];
 	uint64_t limit;
 	atomic_uint_fast64_t allocations;
@@ -44,6 +45,15 @@ struct kv_allocator *kv_allocator_create(const char *name, uint64_t limit)
 	if (!allocator) return NULL;
 	strncpy(allocator->name, name, sizeof allocator->name - 1);
 	allocator->limit = limit;
+	return allocator;
+}
+
+struct kv_allocator *kv_allocator_create_within(
+    struct kv_allocator *parent, const char *name, uint64_t limit)
+{
+	struct kv_allocator *allocator = kv_allocator_create(name, limit);
+
+	if (allocator) allocator->parent = parent;
 	return allocator;
 }
 
@@ -86,6 +96,12 @@ static bool injected_failure(struct kv_allocator *allocator)
 	return false;
 }
 
+static void give_bytes(struct kv_allocator *allocator, uint64_t size)
+{
+	for (; allocator; allocator = allocator->parent)
+		atomic_fetch_sub(&allocator->bytes, size);
+}
+
 /* Count `size` bytes as used, unless that would pass the limit. */
 static bool take_bytes(struct kv_allocator *allocator, uint64_t size)
 {
@@ -100,12 +116,9 @@ static bool take_bytes(struct kv_allocator *allocator, uint64_t size)
 	while (used + size > peak &&
 	       !atomic_compare_exchange_weak(&allocator->peak_bytes, &peak, used + size))
 		;
-	return true;
-}
-
-static void give_bytes(struct kv_allocator *allocator, uint64_t size)
-{
+	if (!allocator->parent || take_bytes(allocator->parent, size)) return true;
 	atomic_fetch_sub(&allocator->bytes, size);
+	return false;
 }
 
 static void *refuse(struct kv_allocator *allocator, size_t size, const char *reason)

@@ -28,6 +28,10 @@ struct kv_allocator_stats {
  * exhausted. */
 struct kv_allocator *kv_allocator_create(const char *name, uint64_t limit);
 
+/* The same, and what it hands out counts against `parent`'s limit, too. The parent outlives it. */
+struct kv_allocator *kv_allocator_create_within(
+    struct kv_allocator *parent, const char *name, uint64_t limit);
+
 /* Destroy. Blocks still in use are a bug: logged, and an abort in debug builds. NULL is allowed. */
 void kv_allocator_destroy(struct kv_allocator *allocator);
 

@@ -107,34 +107,42 @@ close_descriptor:
 	return status;
 }
 
-/* Map what a peer passed: memory of tmpfs (huge page files may fault for want of pages) with at
- * least these seals and exactly this size. Takes the descriptor. */
-static enum kv_status map_sealed(int descriptor, size_t bytes, int seals, const uint8_t **memory)
+/* Is what a peer passed memory of tmpfs (huge page files may fault for want of pages) with at least
+ * these seals and exactly this size? */
+static enum kv_status check_sealed(int descriptor, size_t bytes, int seals)
 {
-	enum kv_status status = KV_OK;
 	struct statfs system;
 	struct stat file;
-	void *mapped;
 	int found;
 
 	if (descriptor < 0) return kv_fail(KV_REFUSED, "the peer passed no shared memory");
 	found = fcntl(descriptor, F_GET_SEALS);
 	if (found < 0 || fstatfs(descriptor, &system) < 0 || system.f_type != TMPFS_TYPE ||
 	    fstat(descriptor, &file) < 0) {
-		status = kv_fail(KV_REFUSED, "what the peer passed is no memory that can be sealed");
-	} else if ((found & seals) != seals) {
-		status = kv_fail(KV_REFUSED, "the peer's memory has the seals 0x%x, 0x%x are required",
+		return kv_fail(KV_REFUSED, "what the peer passed is no memory that can be sealed");
+	}
+	if ((found & seals) != seals) {
+		return kv_fail(KV_REFUSED, "the peer's memory has the seals 0x%x, 0x%x are required",
 		    (unsigned)found, (unsigned)seals);
-	} else if (file.st_size < 0 || (uint64_t)file.st_size != bytes) {
-		status = kv_fail(KV_REFUSED, "the peer's memory has %lld bytes and was said to have %zu",
+	}
+	if (file.st_size < 0 || (uint64_t)file.st_size != bytes) {
+		return kv_fail(KV_REFUSED, "the peer's memory has %lld bytes and was said to have %zu",
 		    (long long)file.st_size, bytes);
-	} else if ((mapped = kv_pages_map(descriptor, bytes, 0)) == NULL) {
+	}
+	return KV_OK;
+}
+
+/* Map it read-only. Takes the descriptor. */
+static enum kv_status map_sealed(int descriptor, size_t bytes, int seals, const uint8_t **memory)
+{
+	enum kv_status status = check_sealed(descriptor, bytes, seals);
+	void *mapped = NULL;
+
+	if (status == KV_OK && (mapped = kv_pages_map(descriptor, bytes, 0)) == NULL)
 		status = kv_fail(
 		    KV_NO_MEMORY, "cannot map %zu bytes of the peer's memory: %s", bytes, strerror(errno));
-	} else {
-		*memory = mapped;
-	}
-	close(descriptor);
+	if (status == KV_OK) *memory = mapped;
+	if (descriptor >= 0) close(descriptor);
 	return status;
 }
 
@@ -168,22 +176,34 @@ void kv_staging_destroy(uint8_t *memory, uint64_t bytes, int descriptor)
 	if (descriptor >= 0) close(descriptor);
 }
 
-enum kv_status kv_staging_map(int descriptor, uint64_t bytes, const uint8_t **memory)
+enum kv_status kv_staging_accept(int descriptor, uint64_t bytes, int *accepted)
 {
 	enum kv_status status;
-	size_t size;
+	size_t size = 0;
 
 	status = check_staging_bytes(bytes, &size);
-	if (status != KV_OK) {
-		if (descriptor >= 0) close(descriptor);
-		return status;
-	}
-	return map_sealed(descriptor, size, fixed_size_seals, memory);
+	if (status == KV_OK) status = check_sealed(descriptor, size, fixed_size_seals);
+	if (status == KV_OK)
+		*accepted = descriptor;
+	else if (descriptor >= 0)
+		close(descriptor);
+	return status;
 }
 
-void kv_staging_unmap(const uint8_t *memory, uint64_t bytes)
+enum kv_status kv_staging_read(int accepted, uint64_t offset, uint64_t bytes, uint8_t *target)
 {
-	unmap(memory, (size_t)bytes);
+	while (bytes > 0) {
+		ssize_t got = pread(accepted, target, (size_t)bytes, (off_t)offset);
+
+		if (got < 0 && errno == EINTR) continue;
+		if (got <= 0)
+			return kv_fail(KV_IO, "cannot read the peer's staging memory at %llu: %s",
+			    (unsigned long long)offset, got < 0 ? strerror(errno) : "it ends there");
+		target += got;
+		offset += (uint64_t)got;
+		bytes -= (uint64_t)got;
+	}
+	return KV_OK;
 }
 
 enum kv_status kv_control_page_create(void **page, int *descriptor)

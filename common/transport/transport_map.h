@@ -22,11 +22,13 @@ extern "C" {
 enum kv_status kv_staging_create(uint64_t bytes, uint8_t **memory, int *descriptor);
 void kv_staging_destroy(uint8_t *memory, uint64_t bytes, int descriptor);
 
-/* The store's half: map a peer's staging memory read-only. Its contents may change at any moment:
- * copy first, then check the copy. Takes the descriptor (closes it), also on failure. KV_REFUSED
- * when it is not memory of exactly `bytes` sealed SHRINK and GROW. */
-enum kv_status kv_staging_map(int descriptor, uint64_t bytes, const uint8_t **memory);
-void kv_staging_unmap(const uint8_t *memory, uint64_t bytes);
+/* The store's half: take a peer's staging memory. Closes the descriptor on failure; else the caller
+ * closes *accepted. KV_REFUSED when it is not memory of exactly `bytes` sealed SHRINK and GROW. */
+enum kv_status kv_staging_accept(int descriptor, uint64_t bytes, int *accepted);
+/* Copy from it. It is read and not mapped: reading a hole through a mapping would allocate the page
+ * and charge it to this process. The contents may change at any moment: check the copy. Any thread.
+ * KV_IO when less is there. */
+enum kv_status kv_staging_read(int accepted, uint64_t offset, uint64_t bytes, uint8_t *target);
 
 /* The store's half: one zeroed page, writable through *page for the store alone; everybody who gets
  * the descriptor can only read it. The descriptor stays the caller's. */

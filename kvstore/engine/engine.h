@@ -75,6 +75,10 @@ struct kvs_options {
 	/* Not 0: no region holds segments of two tenants, and what a tenant says of a model binds no
 	 * other one. */
 	int separate_tenants;
+	/* What one tenant may take of max_sequences and, for the sequences that it has open, of
+	 * max_tokens. 0: as much as there is. */
+	uint32_t tenant_sequences;
+	uint64_t tenant_tokens;
 };
 
 enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kvs_options *options,
@@ -301,6 +305,40 @@ enum kv_status kvs_commit_finish(struct kvs_engine *engine, struct kvs_commit *c
 /* Begin and finish in one, without verification. */
 enum kv_status kvs_commit_now(struct kvs_engine *engine, uint32_t peer,
     const struct kvs_commit_request *request, struct kvs_commit_result *result);
+
+/* ---- over a restart ---- */
+
+/* A committed exact segment with all that another engine needs to hold it. */
+struct kvs_saved {
+	const char *tenant, *model_name;
+	const uint8_t *model_id;
+	struct kvw_model_layout layout;
+	uint64_t id, parent; /* of this engine; parent 0: none */
+	uint32_t start, tokens, layers;
+	enum kvw_segment_kind kind;
+	const uint32_t *token_ids;    /* [tokens] */
+	const uint32_t *checksums;    /* [layers] */
+	const struct kvs_unit *units; /* [layers] */
+};
+
+/* Show every committed exact segment that has checksums and so has each of its parents, a parent
+ * before its children. Stops at the first status that is not KV_OK, and returns it. */
+typedef enum kv_status (*kvs_save_visit)(void *context, const struct kvs_saved *saved);
+enum kv_status kvs_engine_save(
+    const struct kvs_engine *engine, kvs_save_visit visit, void *context);
+
+/* Memory that an earlier engine filled: nothing new is put there, and region_destroy is called when
+ * the last of its segments goes. `tenant` as for region_owned, "" where tenants share. KV_LIMIT
+ * when it does not fit into the limit. */
+enum kv_status kvs_restore_region(
+    struct kvs_engine *engine, const char *tenant, uint64_t bytes, uint8_t *base, uint32_t *index);
+/* A segment in such memory; units name regions by this engine's indices, `parent` a segment that
+ * was restored before (this engine's id), `id` is not looked at. Everything is checked; the bytes
+ * are not. KV_INVALID for what cannot be, KV_EXISTS when its key is there. */
+enum kv_status kvs_restore_segment(
+    struct kvs_engine *engine, const struct kvs_saved *saved, uint64_t *id);
+/* Give restored regions that hold no segment back. */
+void kvs_restore_end(struct kvs_engine *engine);
 
 /* ---- statistics: gauges as of now, counters since creation ---- */
 

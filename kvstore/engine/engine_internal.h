@@ -185,6 +185,9 @@ void kvs_segment_quarantine(struct kvs_engine *engine, struct kvs_segment *segme
 /* Put a reserved segment into the tree; everything it needs is there. */
 void kvs_segment_publish(
     struct kvs_engine *engine, struct kvs_segment *segment, struct kvs_segment *parent);
+/* The same for one that no sequence has reserved. */
+void kvs_segment_enter(
+    struct kvs_engine *engine, struct kvs_segment *segment, struct kvs_segment *parent);
 void kvs_segment_reference(struct kvs_engine *engine, struct kvs_segment *segment);
 void kvs_segment_unreference(struct kvs_engine *engine, struct kvs_segment *segment);
 /* After a reference, a child or a list entry went: file it as idle, or free it where nobody can
@@ -212,6 +215,9 @@ enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *
 enum kv_status kvs_prefix_pieces(struct kvs_engine *engine, struct kvs_sequence *sequence);
 
 /* sequence.c */
+/* KV_LIMIT when the open sequences of the peer's tenant may not have so many token ids more. */
+enum kv_status kvs_tenant_token_room(
+    const struct kvs_engine *engine, const struct kvs_peer *peer, uint64_t tokens);
 enum kvs_writer { KVS_WRITER_DONE, KVS_WRITER_DEAD, KVS_WRITER_SILENT };
 void kvs_sequence_orphan(
     struct kvs_engine *engine, struct kvs_sequence *sequence, enum kvs_writer writer);

@@ -37,6 +37,7 @@ static struct kvs_region *region_of(struct kv_list *node)
 static void file_free(struct kvs_pool *pool, struct kvs_extent *extent)
 {
 	extent->used = false;
+	if (extent->region->frozen) return;
 	kv_list_push_back(&pool->bins[bin_of(extent->bytes)], &extent->bin);
 }
 
@@ -128,6 +129,20 @@ static struct kvs_extent *best_fit(struct kvs_pool *pool, const char *owner, uin
 	return best;
 }
 
+/* Put a region into the pool, `whole` as its one free extent. */
+static void link_region(struct kvs_pool *pool, struct kvs_region *region, struct kvs_extent *whole)
+{
+	pool->region_count++;
+	pool->total += region->bytes;
+	kv_list_init(&region->extents);
+	kv_list_push_back(&pool->regions, &region->link);
+	whole->region = region;
+	whole->bytes = region->bytes;
+	kv_list_init(&whole->bin);
+	kv_list_push_back(&region->extents, &whole->neighbours);
+	file_free(pool, whole);
+}
+
 static enum kv_status add_region(
     struct kvs_pool *pool, const char *owner, uint64_t bytes, struct kvs_extent **extent)
 {
@@ -148,15 +163,7 @@ static enum kv_status add_region(
 	if (owner[0] && environment->region_owned)
 		environment->region_owned(environment->context, region->index, owner);
 	pool->next_index++;
-	pool->region_count++;
-	pool->total += bytes;
-	kv_list_init(&region->extents);
-	kv_list_push_back(&pool->regions, &region->link);
-	whole->region = region;
-	whole->bytes = bytes;
-	kv_list_init(&whole->bin);
-	kv_list_push_back(&region->extents, &whole->neighbours);
-	file_free(pool, whole);
+	link_region(pool, region, whole);
 	*extent = whole;
 	return KV_OK;
 undo:
@@ -251,6 +258,90 @@ void kvs_pool_give(struct kvs_pool *pool, struct kvs_extent *extent)
 		absorb_next(pool, extent);
 	}
 	file_free(pool, extent);
+	if (region->frozen && region->used == 0) region_destroy(pool, region);
+}
+
+enum kv_status kvs_pool_adopt(
+    struct kvs_pool *pool, const char *owner, uint64_t bytes, uint8_t *base, uint32_t *index)
+{
+	struct kvs_region *region;
+	struct kvs_extent *whole;
+
+	if (bytes == 0 || bytes > pool->limit - pool->total)
+		return kv_fail(KV_LIMIT,
+		    "a region of %" PRIu64 " bytes from before does not fit: %" PRIu64 " of %" PRIu64
+		    " bytes are in regions",
+		    bytes, pool->total, pool->limit);
+	region = kv_alloc_zero(pool->allocator, sizeof *region);
+	whole = kv_alloc_zero(pool->allocator, sizeof *whole);
+	if (!region || !whole) {
+		kv_free(pool->allocator, whole);
+		kv_free(pool->allocator, region);
+		return KV_NO_MEMORY;
+	}
+	region->index = pool->next_index++;
+	region->bytes = bytes;
+	region->base = base;
+	region->frozen = true;
+	strncpy(region->owner, owner, sizeof region->owner - 1);
+	link_region(pool, region, whole);
+	*index = region->index;
+	return KV_OK;
+}
+
+static struct kvs_region *find_region(const struct kvs_pool *pool, uint32_t index)
+{
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &pool->regions)
+	if (region_of(node)->index == index) return region_of(node);
+	return NULL;
+}
+
+/* Cut `extent`, which is free and in a frozen region, at `offset` of the region. */
+static enum kv_status split_at(struct kvs_pool *pool, struct kvs_extent *extent, uint64_t offset)
+{
+	struct kvs_extent *rest;
+
+	if (offset == extent->offset || offset == extent->offset + extent->bytes) return KV_OK;
+	rest = kv_alloc_zero(pool->allocator, sizeof *rest);
+	if (!rest) return KV_NO_MEMORY;
+	rest->region = extent->region;
+	rest->offset = offset;
+	rest->bytes = extent->offset + extent->bytes - offset;
+	kv_list_init(&rest->bin);
+	kv_list_push_front(&extent->neighbours, &rest->neighbours);
+	extent->bytes -= rest->bytes;
+	return KV_OK;
+}
+
+enum kv_status kvs_pool_take_at(struct kvs_pool *pool, const char *owner, uint32_t index,
+    uint64_t offset, uint64_t bytes, struct kvs_extent **extent)
+{
+	struct kvs_region *region = find_region(pool, index);
+	struct kv_list *node;
+
+	if (!region || !region->frozen || strcmp(region->owner, owner) != 0 ||
+	    offset % KVW_ALIGNMENT != 0 || bytes == 0 || bytes % KVW_ALIGNMENT != 0)
+		return kv_fail(KV_INVALID, "no extent can lie at %" PRIu64 " of region %u", offset, index);
+	KV_LIST_EACH(node, &region->extents)
+	{
+		struct kvs_extent *found = extent_of_address(node);
+
+		if (found->used || found->offset > offset || bytes > found->bytes ||
+		    offset - found->offset > found->bytes - bytes)
+			continue;
+		KV_TRY(split_at(pool, found, offset));
+		if (found->offset != offset) found = extent_of_address(found->neighbours.next);
+		KV_TRY(split_at(pool, found, offset + bytes));
+		found->used = true;
+		region->used += bytes;
+		pool->used += bytes;
+		*extent = found;
+		return KV_OK;
+	}
+	return kv_fail(KV_INVALID, "%" PRIu64 " bytes at %" PRIu64 " of region %u are not free", bytes,
+	    offset, index);
 }
 
 uint8_t *kvs_pool_memory(
@@ -271,10 +362,14 @@ uint8_t *kvs_pool_memory(
 
 void kvs_pool_statistics(const struct kvs_pool *pool, struct kvs_statistics *statistics)
 {
+	struct kv_list *at;
+
 	statistics->limit_bytes = pool->limit;
 	statistics->region_bytes = pool->total;
 	statistics->free_bytes = pool->total - pool->used;
 	statistics->regions = pool->region_count;
+	KV_LIST_EACH(at, &pool->regions)
+	if (region_of(at)->frozen) statistics->free_bytes -= region_of(at)->bytes - region_of(at)->used;
 	statistics->free_extents = 0;
 	statistics->largest_free_bytes = 0;
 	for (uint32_t i = 0; i < KVS_POOL_BINS; i++) {
@@ -308,14 +403,14 @@ static enum kv_status check_region(const struct kvs_region *region, uint64_t *fr
 		if (!extent->used && previous_free)
 			return kv_fail(
 			    KV_INTERNAL, "region %u: two free neighbours at %" PRIu64, region->index, offset);
-		if (filed == extent->used)
+		if (filed == (extent->used || region->frozen))
 			return kv_fail(KV_INTERNAL,
 			    "region %u: extent at %" PRIu64 " is %s a list of free ones", region->index, offset,
 			    filed ? "in" : "not in");
 		previous_free = !extent->used;
 		if (extent->used)
 			used += extent->bytes;
-		else
+		else if (!region->frozen)
 			(*free_extents)++;
 		offset += extent->bytes;
 	}

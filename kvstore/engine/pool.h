@@ -27,6 +27,7 @@ struct kvs_region {
 	uint8_t *base;
 	uint64_t bytes, used;
 	uint32_t index;
+	bool frozen; /* from before a restart: what becomes free in it is not used again */
 	char owner[KVS_MAX_TENANT]; /* whose extents it holds; "" where all share */
 };
 
@@ -62,7 +63,16 @@ enum kv_status kvs_pool_take_for(struct kvs_pool *pool, const char *owner, uint6
 /* For the owner "". */
 enum kv_status kvs_pool_take(
     struct kvs_pool *pool, uint64_t bytes, bool grow, struct kvs_extent **extent);
+/* A frozen region goes with its last extent. */
 void kvs_pool_give(struct kvs_pool *pool, struct kvs_extent *extent);
+
+/* Add a frozen region of memory that is there already. KV_LIMIT, KV_NO_MEMORY. */
+enum kv_status kvs_pool_adopt(
+    struct kvs_pool *pool, const char *owner, uint64_t bytes, uint8_t *base, uint32_t *index);
+/* The extent at exactly this place of a frozen region of that owner. KV_INVALID when it is not free
+ * or not there. */
+enum kv_status kvs_pool_take_at(struct kvs_pool *pool, const char *owner, uint32_t region,
+    uint64_t offset, uint64_t bytes, struct kvs_extent **extent);
 
 /* Give empty regions back to the environment. */
 void kvs_pool_trim(struct kvs_pool *pool);

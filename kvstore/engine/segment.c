@@ -115,10 +115,16 @@ void kvs_segment_quarantine(struct kvs_engine *engine, struct kvs_segment *segme
 void kvs_segment_publish(
     struct kvs_engine *engine, struct kvs_segment *segment, struct kvs_segment *parent)
 {
-	enum kv_status status;
-
 	segment->sequence->peer->reserved_bytes -= segment->bytes;
 	segment->sequence->peer->reserved_count--;
+	kvs_segment_enter(engine, segment, parent);
+}
+
+void kvs_segment_enter(
+    struct kvs_engine *engine, struct kvs_segment *segment, struct kvs_segment *parent)
+{
+	enum kv_status status;
+
 	count_state(engine, segment, false);
 	segment->state = KVS_COMMITTED;
 	count_state(engine, segment, true);

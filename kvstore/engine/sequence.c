@@ -178,6 +178,78 @@ static enum kv_status check_cuts(const struct kvs_open_request *request)
 	return KV_OK;
 }
 
+/* What a tenant has: sequences that are open, orphans, token ids of those that are open. */
+struct holdings {
+	uint32_t open, orphans;
+	uint64_t tokens;
+	struct kvs_sequence *oldest; /* orphan */
+};
+
+static struct holdings holdings_of(const struct kvs_engine *engine, const char *tenant)
+{
+	struct holdings held = {0};
+	struct kv_list *node;
+
+	for (uint32_t slot = 0; slot < engine->options.max_peers; slot++) {
+		const struct kvs_peer *peer = &engine->peers[slot];
+
+		if (!peer->used || strcmp(peer->tenant, tenant) != 0) continue;
+		held.open += peer->sequence_count;
+		KV_LIST_EACH(node, &peer->sequences)
+		{
+			const struct kvs_sequence *open = KV_CONTAINER_OF(node, struct kvs_sequence, link);
+
+			held.tokens += open->prompt_tokens + open->decoded_tokens;
+		}
+	}
+	KV_LIST_EACH(node, &engine->orphans)
+	{
+		struct kvs_sequence *orphan = KV_CONTAINER_OF(node, struct kvs_sequence, link);
+
+		if (strcmp(orphan->name.tenant, tenant) != 0) continue;
+		if (!held.orphans++) held.oldest = orphan;
+	}
+	return held;
+}
+
+enum kv_status kvs_tenant_token_room(
+    const struct kvs_engine *engine, const struct kvs_peer *peer, uint64_t tokens)
+{
+	const uint64_t limit = engine->options.tenant_tokens;
+	uint64_t held;
+
+	if (!limit) return KV_OK;
+	held = holdings_of(engine, peer->tenant).tokens;
+	if (held <= limit && tokens <= limit - held) return KV_OK;
+	return kv_fail(KV_LIMIT,
+	    "the open sequences of %s have %" PRIu64 " tokens, the limit of one user is %" PRIu64
+	    ": close one",
+	    peer->tenant, held, limit);
+}
+
+/* A tenant at its limit gets no more; its own oldest orphan makes room, and nobody else's. */
+static enum kv_status check_share(
+    struct kvs_engine *engine, const struct kvs_peer *peer, uint32_t prompt_tokens)
+{
+	const struct kvs_options *options = &engine->options;
+	struct holdings held;
+
+	if (!options->tenant_sequences && !options->tenant_tokens) return KV_OK;
+	held = holdings_of(engine, peer->tenant);
+	if (options->tenant_sequences && held.open >= options->tenant_sequences)
+		return kv_fail(KV_LIMIT,
+		    "%u sequences of %s are open, that is the limit of one user: "
+		    "close one",
+		    held.open, peer->tenant);
+	KV_TRY(kvs_tenant_token_room(engine, peer, prompt_tokens));
+	if (held.oldest && options->tenant_sequences &&
+	    held.open + held.orphans >= options->tenant_sequences) {
+		kvs_sequence_destroy(engine, held.oldest, KVS_WRITER_DONE);
+		engine->counters.orphans_dropped++;
+	}
+	return KV_OK;
+}
+
 static enum kv_status check_open(const struct kvs_engine *engine, const struct kvs_peer *peer,
     const struct kvs_open_request *request)
 {
@@ -283,6 +355,7 @@ enum kv_status kvs_sequence_open(struct kvs_engine *engine, uint32_t peer,
 
 	KV_TRY(kvs_peer_require(engine, peer, &owner));
 	KV_TRY(check_open(engine, owner, request));
+	KV_TRY(check_share(engine, owner, request->prompt_tokens));
 	if (request->sequence_id && request->sequence_id[0]) {
 		KV_TRY(name_of(owner, request->sequence_id, &name));
 		old = find_by_name(engine, &name);

@@ -80,7 +80,10 @@ static enum kv_status make_room(struct kvs_engine *engine, struct kvs_sequence *
 {
 	const uint32_t needed = sequence->prompt_tokens + sequence->decoded_tokens + new_tokens;
 
-	if (new_tokens > 0) KV_TRY(kvs_token_room(engine, new_tokens));
+	if (new_tokens > 0) {
+		KV_TRY(kvs_tenant_token_room(engine, sequence->peer, new_tokens));
+		KV_TRY(kvs_token_room(engine, new_tokens));
+	}
 	if (needed > sequence->token_capacity) {
 		const uint32_t capacity = needed + needed / 4 + 256;
 		uint32_t *grown = kv_realloc(engine->allocator, sequence->tokens, capacity * sizeof *grown);

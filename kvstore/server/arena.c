@@ -3,6 +3,7 @@
 #include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
@@ -81,7 +82,12 @@ enum kv_status kvs_arena_start(struct kvs_server *server)
 	enum kvs_transport_choice choice = (enum kvs_transport_choice)server->settings->transport;
 	char why[512] = "it was asked for";
 
-	if (choice == KVS_TRANSPORT_UCX) {
+	if (server->settings->isolation) {
+		snprintf(why, sizeof why, "isolation is on, UCX is not opened");
+		/* Another process of the same user does not trace it or take its descriptors either. */
+		prctl(PR_SET_DUMPABLE, 0, 0, 0, 0);
+		KV_TRY(start_transport(server, &kv_transport_map));
+	} else if (choice == KVS_TRANSPORT_UCX) {
 		KV_TRY(start_ucx(server));
 	} else if (choice == KVS_TRANSPORT_MAP) {
 		KV_TRY(start_transport(server, &kv_transport_map));
@@ -146,17 +152,32 @@ static void region_destroy(void *context, uint32_t index)
 		struct kvs_region *region = KV_CONTAINER_OF(node, struct kvs_region, node);
 
 		if (region->index != index) continue;
-		kvs_peers_region_gone(server, index, region->serial);
+		kvs_peers_region_gone(server, region);
 		kvs_region_free(server, region);
 		return;
+	}
+}
+
+static void region_owned(void *context, uint32_t index, const char *tenant)
+{
+	struct kvs_server *server = context;
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &server->regions)
+	{
+		struct kvs_region *region = KV_CONTAINER_OF(node, struct kvs_region, node);
+
+		if (region->index == index) snprintf(region->tenant, sizeof region->tenant, "%s", tenant);
 	}
 }
 
 static void lease_changed(void *context, uint32_t slot, uint64_t epoch)
 {
 	struct kvs_server *server = context;
-	struct kvw_control_page *page = server->page;
+	struct kvw_control_page *page;
 
+	if (epoch) server->slot_page[slot] = server->joining_page;
+	page = server->slot_page[slot] ? server->slot_page[slot] : server->page;
 	atomic_store_explicit((_Atomic uint64_t *)&page->lease[slot], epoch, memory_order_release);
 	/* What the engine does next, reusing memory above all, must not be seen before this word. */
 	atomic_thread_fence(memory_order_seq_cst);
@@ -169,6 +190,7 @@ struct kvs_environment kvs_arena_environment(struct kvs_server *server)
 	    .random64 = engine_random,
 	    .region_create = region_create,
 	    .region_destroy = region_destroy,
+	    .region_owned = region_owned,
 	    .lease_changed = lease_changed};
 }
 
@@ -181,7 +203,12 @@ enum kv_status kvs_control_page_start(struct kvs_server *server)
 
 void kvs_control_page_fill(struct kvs_server *server)
 {
-	struct kvw_control_page *page = server->page;
+	kvs_control_page_write(server, server->page);
+}
+
+void kvs_control_page_write(const struct kvs_server *server, void *untyped)
+{
+	struct kvw_control_page *page = untyped;
 
 	page->magic = KVW_CONTROL_MAGIC;
 	page->version = KV_PROTOCOL_VERSION;
@@ -189,12 +216,21 @@ void kvs_control_page_fill(struct kvs_server *server)
 	    kvs_engine_generation(server->engine), memory_order_release);
 }
 
+static void end_page(void *untyped)
+{
+	struct kvw_control_page *page = untyped;
+
+	if (page)
+		atomic_store_explicit((_Atomic uint64_t *)&page->boot_generation, 0, memory_order_release);
+}
+
 void kvs_control_page_end(struct kvs_server *server)
 {
-	struct kvw_control_page *page = server->page;
+	struct kv_list *node;
 
-	if (!page) return;
-	atomic_store_explicit((_Atomic uint64_t *)&page->boot_generation, 0, memory_order_release);
+	end_page(server->page);
+	KV_LIST_EACH(node, &server->tenants)
+	end_page(KV_CONTAINER_OF(node, struct kvs_tenant, node)->page);
 	/* The leases that end now are seen after this word, not as ones that have lapsed. */
 	atomic_thread_fence(memory_order_seq_cst);
 }

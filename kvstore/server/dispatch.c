@@ -101,14 +101,13 @@ void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 	kvs_segment_set_destroy(&answer.segments);
 	kvs_segment_set_destroy(&answer.pieces);
 	kv_free(peer->server->allocator, answer.piece_tokens);
-	kv_codec_request_free(peer->server->allocator, request);
+	kv_codec_request_free(peer->frames, request);
 }
 
 /* ---- segments in answers ---- */
 
-enum kv_status kvs_segment_set_create(
-    struct kvs_segment_set *set, const struct kvs_server *server, uint32_t capacity,
-    uint32_t layers)
+enum kv_status kvs_segment_set_create(struct kvs_segment_set *set, const struct kvs_server *server,
+    uint32_t capacity, uint32_t layers)
 {
 	size_t item = sizeof(Kv__Segment *) + sizeof(Kv__Segment) +
 	              (size_t)layers * (sizeof(uint64_t) + sizeof(uint32_t));

@@ -6,6 +6,7 @@
 #include "common/base/crc32c.h"
 #include "common/base/log.h"
 #include "common/runtime/fault_point.h"
+#include "common/transport/transport_map.h"
 #include "kvstore/server/server_internal.h"
 
 enum { MAX_PARTS = 4 };
@@ -15,16 +16,18 @@ enum { MAX_PARTS = 4 };
 struct put_job {
 	struct kvs_peer *peer;
 	uint64_t id;
-	const uint8_t *source;
+	int source;
+	uint64_t offset;
 	uint8_t *target;
 	size_t bytes;
+	enum kv_status status;
 };
 
 static void copy_put(void *context)
 {
 	struct put_job *job = context;
 
-	memcpy(job->target, job->source, job->bytes);
+	job->status = kv_staging_read(job->source, job->offset, job->bytes, job->target);
 }
 
 static void end_put(void *context)
@@ -34,13 +37,21 @@ static void end_put(void *context)
 	struct kvs_server *server = peer->server;
 	Kv__Response response = KV__RESPONSE__INIT;
 
-	response.id = job->id;
-	kv_free(server->allocator, job);
+	const uint64_t id = response.id = job->id;
+	const enum kv_status status = job->status;
+
 	peer->puts--;
+	peer->put_bytes -= job->bytes;
+	kv_free(server->allocator, job);
 	/* The peer itself never writes; when the last copy made for it has ended, nothing does. */
 	if (!peer->puts && (peer->state.state == KVS_CLOSED || peer->state.state == KVS_LAPSED))
 		kvs_peer_proven_dead(server->engine, peer->epoch);
-	kvs_peer_respond(peer, &response, false);
+	if (status == KV_OK)
+		kvs_peer_respond(peer, &response, false);
+	else if (peer->state.state != KVS_CLOSED)
+		/* The text is of the pool's thread. */
+		kvs_peer_respond_error(
+		    peer, id, kv_fail(status, "the staging memory cannot be read to the end"));
 	kvs_peer_job_done(peer);
 }
 
@@ -53,7 +64,7 @@ enum kv_status kvs_handle_put(
 	uint8_t *target = NULL;
 	enum kv_status status;
 
-	if (!peer->staging)
+	if (peer->staging < 0)
 		return kv_fail(KV_UNSUPPORTED, "put is for the map transport, this store serves %s",
 		    server->transport->name);
 	if (put->staging_offset > peer->staging_bytes ||
@@ -65,24 +76,26 @@ enum kv_status kvs_handle_put(
 	KV_TRY(kvs_put_target(
 	    server->engine, peer->slot, put->segment_id, put->layer, put->bytes, &target));
 	kv_metrics_add(server->metrics, KVS_PUT, (int64_t)put->bytes);
-	if (put->bytes <= KVS_INLINE_BYTES) {
-		memcpy(target, peer->staging + put->staging_offset, put->bytes);
-		return KV_OK;
-	}
+	/* Of a tenant that is not trusted even a small copy may have to wait for the disk (swap). */
+	if (put->bytes <= KVS_INLINE_BYTES && !server->settings->isolation)
+		return kv_staging_read(peer->staging, put->staging_offset, put->bytes, target);
 	job = kv_alloc_zero(server->allocator, sizeof *job);
 	if (!job) return KV_NO_MEMORY;
 	*job = (struct put_job){.peer = peer,
 	    .id = request->id,
-	    .source = peer->staging + put->staging_offset,
+	    .source = peer->staging,
+	    .offset = put->staging_offset,
 	    .target = target,
 	    .bytes = put->bytes};
 	status = kv_loop_work(server->loop, copy_put, end_put, job);
 	if (status != KV_OK) {
 		copy_put(job);
+		status = job->status;
 		kv_free(server->allocator, job);
-		return KV_OK;
+		return status;
 	}
 	peer->puts++;
+	peer->put_bytes += put->bytes;
 	kvs_peer_job_begin(peer);
 	answer->later = true;
 	return KV_OK;
@@ -165,8 +178,7 @@ static enum kv_status answer_commit(struct commit_job *job, const struct kvs_com
 
 		status = kvs_sequence_segment(engine, job->sequence, result->first + i, &view);
 		if (status == KV_OK && !set.pointers)
-			status =
-			    kvs_segment_set_create(&set, peer->server, result->count, view.layers);
+			status = kvs_segment_set_create(&set, peer->server, result->count, view.layers);
 		if (status == KV_OK) kvs_segment_set_add(&set, &view);
 	}
 	if (status == KV_OK) {

@@ -21,8 +21,8 @@ static enum kv_status check_version(const Kv__HelloRequest *hello)
 enum kv_status kvs_check_draining(const struct kvs_server *server)
 {
 	if (!server->draining) return KV_OK;
-	return kv_fail(KV_BUSY,
-	    "the store is being drained and takes in no new work: try another one, or later");
+	return kv_fail(
+	    KV_BUSY, "the store is being drained and takes in no new work: try another one, or later");
 }
 
 static enum kv_status check_transport(const struct kvs_peer *peer, const Kv__HelloRequest *hello)
@@ -57,7 +57,7 @@ static enum kv_status take_staging(struct kvs_peer *peer, const Kv__HelloRequest
 		return kv_fail(KV_LIMIT, "staging memory of %llu bytes is above the limit of %llu",
 		    (unsigned long long)hello->staging_bytes, (unsigned long long)KVS_MAX_STAGING);
 	}
-	KV_TRY(kv_staging_map(descriptor, hello->staging_bytes, &peer->staging));
+	KV_TRY(kv_staging_accept(descriptor, hello->staging_bytes, &peer->staging));
 	peer->staging_bytes = hello->staging_bytes;
 	return KV_OK;
 }
@@ -70,6 +70,11 @@ static enum kv_status add_to_engine(struct kvs_peer *peer, const Kv__HelloReques
 
 	KV_TRY(kv_codec_layout_from_wire(hello->layout, &request.layout));
 	KV_TRY(kvw_model_layout_check(&request.layout));
+	if (server->settings->isolation) {
+		request.tenant = peer->tenant->name;
+		KV_TRY(kvs_tenant_page(peer->tenant));
+	}
+	server->joining_page = peer->tenant->page;
 	KV_TRY(kvs_peer_add(server->engine, &request, &peer->slot, &peer->epoch));
 	peer->layout = request.layout;
 	peer->slot_taken = true;
@@ -131,14 +136,7 @@ static enum kv_status admit_worker(struct kvs_peer *peer, const Kv__HelloRequest
 
 static enum kv_status admit_guest(struct kvs_peer *peer)
 {
-	struct kv_list *node;
-	uint32_t guests = 0;
-
-	KV_LIST_EACH(node, &peer->server->peers)
-	guests += KV_CONTAINER_OF(node, struct kvs_peer, node)->state.state == KVS_GUEST;
-	if (guests >= KVS_MAX_GUESTS)
-		return kv_fail(KV_LIMIT,
-		    "%u connections without a model are open, that is the limit: close one", guests);
+	KV_TRY(kvs_tenant_check_guests(peer->tenant));
 	return kv_state_move(&peer->state, KVS_GUEST, peer);
 }
 

@@ -52,6 +52,7 @@
 	X(KVS_PREFIX_COPIED, "prefix_hit_tokens", COUNTER, "how=\"copied\"", "", "") \
 	X(KVS_CONNECTIONS, "connections", COUNTER, "", "", "Connections accepted on the control socket.") \
 	X(KVS_REFUSED_LIMIT, "connections_refused", COUNTER, "reason=\"limit\"", "", "Connections refused by reason.") \
+	X(KVS_REFUSED_USER, "connections_refused", COUNTER, "reason=\"user\"", "", "") \
 	X(KVS_REFUSED_VERSION, "connections_refused", COUNTER, "reason=\"version\"", "", "") \
 	X(KVS_REFUSED_HELLO, "connections_refused", COUNTER, "reason=\"hello\"", "", "") \
 	X(KVS_LOST_CLOSED, "worker_disconnects", COUNTER, "reason=\"closed\"", "", "Ended connections of workers by reason.") \

@@ -39,9 +39,10 @@ static const struct kv_state_table peer_states = {.name = "peer",
 
 static void free_peer(struct kvs_peer *peer)
 {
-	if (peer->staging) kv_staging_unmap(peer->staging, peer->staging_bytes);
-	kv_codec_request_free(peer->server->allocator, peer->waiting);
-	kv_codec_request_free(peer->server->allocator, peer->growing);
+	if (peer->staging >= 0) close(peer->staging);
+	kv_codec_request_free(peer->frames, peer->waiting);
+	kv_codec_request_free(peer->frames, peer->growing);
+	kvs_tenant_drop(peer->tenant);
 	kv_free(peer->server->allocator, peer->gone);
 	kv_free(peer->server->allocator, peer);
 }
@@ -108,6 +109,7 @@ void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *w
 	peer->writer = NULL;
 	kv_list_remove(&peer->node);
 	server->peer_count--;
+	peer->tenant->connections--;
 	/* Pool threads may still read its staging memory; the last job frees the rest. */
 	if (!peer->jobs) free_peer(peer);
 }
@@ -185,6 +187,11 @@ static enum kv_status add_news(
 	return KV_OK;
 }
 
+static bool may_see(const struct kvs_peer *peer, const struct kvs_region *region)
+{
+	return !region->tenant[0] || strcmp(region->tenant, peer->tenant->name) == 0;
+}
+
 /* NULL with *status KV_OK when there is nothing new. */
 static struct news *gather_news(struct kvs_peer *peer, enum kv_status *status)
 {
@@ -197,7 +204,7 @@ static struct news *gather_news(struct kvs_peer *peer, enum kv_status *status)
 	{
 		const struct kvs_region *region = KV_CONTAINER_OF(node, struct kvs_region, node);
 
-		if (region->serial <= peer->told_serial) continue;
+		if (region->serial <= peer->told_serial || !may_see(peer, region)) continue;
 		if (!news) {
 			news = kv_alloc_zero(server->allocator, sizeof *news);
 			if (!news) *status = KV_NO_MEMORY;
@@ -224,7 +231,7 @@ static void add_gone(struct kvs_peer *peer, uint32_t index)
 	peer->gone[peer->gone_count++] = index;
 }
 
-void kvs_peers_region_gone(struct kvs_server *server, uint32_t index, uint64_t serial)
+void kvs_peers_region_gone(struct kvs_server *server, const struct kvs_region *region)
 {
 	struct kv_list *node;
 
@@ -232,7 +239,8 @@ void kvs_peers_region_gone(struct kvs_server *server, uint32_t index, uint64_t s
 	{
 		struct kvs_peer *peer = KV_CONTAINER_OF(node, struct kvs_peer, node);
 
-		if (peer->told_serial >= serial) add_gone(peer, index);
+		if (peer->told_serial >= region->serial && may_see(peer, region))
+			add_gone(peer, region->index);
 	}
 }
 
@@ -248,17 +256,17 @@ static bool more_news(const struct kvs_peer *peer)
 		const struct kvs_region *region =
 		    KV_CONTAINER_OF((struct kv_list *)(uintptr_t)node, struct kvs_region, node);
 
-		if (region->serial > peer->told_serial) count++;
+		if (region->serial > peer->told_serial && may_see(peer, region)) count++;
 	}
 	return count > KVS_NEWS_REGIONS;
 }
 
 static enum kv_status queue_message(struct kvs_peer *peer, Kv__Response *response, bool regions)
 {
-	struct kv_allocator *allocator = peer->server->allocator;
+	struct kv_allocator *allocator = peer->frames;
 	enum kv_status status = KV_OK;
 	struct news *news = regions ? gather_news(peer, &status) : NULL;
-	int page = peer->server->page_descriptor;
+	int page = kvs_tenant_page_descriptor(peer->tenant);
 	bool with_page =
 	    response->body_case == KV__RESPONSE__BODY_HELLO && response->hello->has_control_page;
 	uint8_t *bytes = NULL;
@@ -281,7 +289,7 @@ static enum kv_status queue_message(struct kvs_peer *peer, Kv__Response *respons
 	if (status == KV_OK) peer->gone_count = 0;
 out:
 	kv_free(allocator, bytes);
-	kv_free(allocator, news);
+	kv_free(peer->server->allocator, news);
 	return status;
 }
 
@@ -326,6 +334,8 @@ void kvs_peer_respond_error(struct kvs_peer *peer, uint64_t id, enum kv_status s
 static bool must_wait(const struct kvs_peer *peer, const Kv__Request *request)
 {
 	if (!peer->puts) return false;
+	if (request->body_case == KV__REQUEST__BODY_PUT)
+		return peer->server->settings->isolation && peer->put_bytes > KVS_MAX_PUT_BYTES;
 	return request->body_case == KV__REQUEST__BODY_COMMIT ||
 	       request->body_case == KV__REQUEST__BODY_RELEASE ||
 	       request->body_case == KV__REQUEST__BODY_CLOSE;
@@ -337,7 +347,7 @@ static bool take_frame(struct kvs_peer *peer, const struct kv_frame *frame)
 	struct kvs_server *server = peer->server;
 	Kv__Request *request = NULL;
 	enum kv_status status =
-	    kv_codec_request_unpack(server->allocator, frame->payload, frame->length, &request);
+	    kv_codec_request_unpack(peer->frames, frame->payload, frame->length, &request);
 
 	if (status != KV_OK) {
 		kvs_peer_close(peer, KVS_BY_PROTOCOL, kv_error_message());
@@ -451,11 +461,13 @@ static enum kv_status create_peer(struct kvs_server *server, int socket)
 	peer->socket = socket;
 	peer->connected_ms = kv_now_ms();
 	kv_state_init(&peer->state, &peer_states, KVS_GREETING);
+	peer->staging = -1;
 	KV_TRY_GOTO(status, kv_unix_peer(socket, &peer->credentials), fail);
-	KV_TRY_GOTO(status,
-	    kv_frame_reader_create(server->allocator, KV_CODEC_MAX_MESSAGE, 1, &peer->reader), fail);
+	KV_TRY_GOTO(status, kvs_tenant_connect(server, &peer->credentials, &peer->tenant), fail);
+	peer->frames = peer->tenant->frames;
 	KV_TRY_GOTO(
-	    status, kv_frame_writer_create(server->allocator, KVS_MAX_QUEUED, &peer->writer), fail);
+	    status, kv_frame_reader_create(peer->frames, KV_CODEC_MAX_MESSAGE, 1, &peer->reader), fail);
+	KV_TRY_GOTO(status, kv_frame_writer_create(peer->frames, KVS_MAX_QUEUED, &peer->writer), fail);
 	KV_TRY_GOTO(status,
 	    kv_loop_watch_fd(
 	        server->loop, socket, KV_LOOP_READABLE | KV_LOOP_HANGUP, on_peer, peer, &peer->watch),
@@ -467,6 +479,8 @@ static enum kv_status create_peer(struct kvs_server *server, int socket)
 fail:
 	kv_frame_reader_destroy(peer->reader);
 	kv_frame_writer_destroy(peer->writer);
+	if (peer->tenant) peer->tenant->connections--;
+	kvs_tenant_drop(peer->tenant);
 	kv_free(server->allocator, peer);
 	return status;
 }
@@ -481,8 +495,12 @@ static void refuse(struct kvs_server *server, int socket, enum kv_status status)
 	size_t length = 0;
 	int idle = 0;
 
-	kv_metrics_add(server->metrics, KVS_REFUSED_LIMIT, 1);
-	kv_warning(KVS_MODULE, "connection refused: %s", kv_error_message());
+	kv_metrics_add(server->metrics, status == KV_REFUSED ? KVS_REFUSED_USER : KVS_REFUSED_LIMIT, 1);
+	/* Who knocks without end does not fill the log. */
+	if (kv_now_ms() - server->refused_ms >= KVS_REFUSED_LOG_MS) {
+		server->refused_ms = kv_now_ms();
+		kv_warning(KVS_MODULE, "connection refused: %s", kv_error_message());
+	}
 	snprintf(message, sizeof message, "%s", kv_error_message());
 	response.status = (uint32_t)status;
 	response.message = message;
@@ -493,6 +511,22 @@ static void refuse(struct kvs_server *server, int socket, enum kv_status status)
 	kv_free(server->allocator, bytes);
 	kv_frame_writer_destroy(writer);
 	close(socket);
+}
+
+/* Slots of those that will not come back make room for others. */
+static void close_oldest_lapsed(struct kvs_server *server)
+{
+	struct kvs_peer *oldest = NULL;
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &server->peers)
+	{
+		struct kvs_peer *peer = KV_CONTAINER_OF(node, struct kvs_peer, node);
+
+		if (peer->state.state != KVS_LAPSED) continue;
+		if (!oldest || peer->lapsed_ms < oldest->lapsed_ms) oldest = peer;
+	}
+	if (oldest) kvs_peer_close(oldest, KVS_BY_TIMEOUT, "its lease lapsed and others want in");
 }
 
 static void on_listener(void *context, struct kv_watch *watch, unsigned events)
@@ -513,6 +547,7 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 		}
 		if (socket < 0) return;
 		kv_metrics_add(server->metrics, KVS_CONNECTIONS, 1);
+		if (server->peer_count >= limit) close_oldest_lapsed(server);
 		if (server->peer_count >= limit)
 			status =
 			    kv_fail(KV_LIMIT, "%u connections are open, that is the limit (max-workers=%u)",
@@ -525,7 +560,10 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 
 enum kv_status kvs_listen(struct kvs_server *server)
 {
-	KV_TRY(kv_unix_listen(server->settings->socket, KV_UNIX_MODE, &server->listener));
+	/* With isolation the list decides, and not the file's mode. */
+	uint32_t mode = server->settings->isolation ? 0666 : KV_UNIX_MODE;
+
+	KV_TRY(kv_unix_listen(server->settings->socket, mode, &server->listener));
 	return kv_loop_watch_fd(server->loop, server->listener, KV_LOOP_READABLE, on_listener, server,
 	    &server->listener_watch);
 }
@@ -546,6 +584,9 @@ static const char *overdue(const struct kvs_peer *peer, uint64_t now)
 	if (peer->closing_ms && now >= peer->closing_ms) return "does not take its last answer";
 	if (peer->state.state == KVS_GREETING && now - peer->connected_ms >= KVS_GREETING_MS)
 		return "sent no hello";
+	if (peer->state.state == KVS_LAPSED &&
+	    now - peer->lapsed_ms >= KVS_LAPSED_LEASES * kvs_engine_lease_ms(peer->server->engine))
+		return "its lease lapsed long ago";
 	if (peer->inside_ms && now - peer->inside_ms >= KVS_HALF_MESSAGE_MS)
 		return "sent half a message and no more";
 	return NULL;
@@ -560,6 +601,7 @@ static void tick_lease(struct kvs_peer *peer)
 	    kvs_peer_info(server->engine, peer->slot, &info) != KV_OK || !info.lapsed)
 		return;
 	kv_state_move(&peer->state, KVS_LAPSED, peer);
+	peer->lapsed_ms = kv_now_ms();
 	kv_warning(KVS_MODULE, "lease lapsed name=%s slot=%u pid=%d", peer->name, peer->slot,
 	    (int)peer->credentials.pid);
 	if (writes_no_more(peer, kvs_pidfd_dead(peer->pidfd)))

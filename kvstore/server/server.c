@@ -12,6 +12,9 @@
 
 /* Large enough to be few, small enough to be made between two heartbeats. */
 #define USUAL_REGION (UINT64_C(256) << 20)
+/* With isolation every tenant has regions of its own, and a region keeps the loop while it is made.
+ */
+enum { USUAL_PARTS = 4, ISOLATED_PARTS = 32 };
 
 /* ---- time ---- */
 
@@ -101,8 +104,14 @@ static enum kv_status start_engine(struct kvs_server *server)
 	    .orphan_ms = (uint32_t)settings->orphan_ms,
 	    .region_bytes = server->usual_region,
 	    .max_peers = settings->max_workers,
-	    .max_sequences = settings->max_sequences};
+	    .max_sequences = settings->max_sequences,
+	    .separate_tenants = settings->isolation,
+	    .max_tokens = KVS_MAX_TOKENS};
 
+	if (settings->isolation) {
+		options.tenant_sequences = kvs_tenant_share(server, settings->max_sequences, 1);
+		options.tenant_tokens = kvs_tenant_share(server, KVS_MAX_TOKENS, 1);
+	}
 	KV_TRY(kvs_engine_create(server->allocator, &options, &environment, &server->engine));
 	kvs_control_page_fill(server);
 	return KV_OK;
@@ -125,16 +134,21 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	created->started_ms = kv_now_ms();
 	kv_list_init(&created->regions);
 	kv_list_init(&created->spares);
-	created->usual_region =
-	    settings->memory / 4 < USUAL_REGION ? settings->memory / 4 : USUAL_REGION;
+	created->usual_region = settings->memory / (settings->isolation ? ISOLATED_PARTS : USUAL_PARTS);
+	if (created->usual_region > USUAL_REGION) created->usual_region = USUAL_REGION;
 	if (settings->region) created->usual_region = settings->region;
 	/* As the engine rounds it, which then asks for exactly what was made ahead. */
 	created->usual_region &= ~(uint64_t)(KVW_ALIGNMENT - 1);
 	kv_list_init(&created->peers);
+	kv_list_init(&created->tenants);
 	kv_list_init(&created->mourned);
 	kv_list_init(&created->workers);
 	KV_TRY_GOTO(status,
 	    kv_metrics_create(allocator, kvs_metric_table, KVS_METRIC_COUNT, &created->metrics), fail);
+	KV_TRY_GOTO(status, kvs_allow_parse(settings->allow_uid, &created->allow), fail);
+	created->frames = kv_allocator_create("messages", settings->frame_memory);
+	status = KV_NO_MEMORY;
+	if (!created->frames) goto fail;
 	/* The socket first: a second store must be refused before it touches memory. */
 	KV_TRY_GOTO(status, kvs_listen(created), fail);
 	KV_TRY_GOTO(status, kvs_stats_listen(created), fail);
@@ -174,6 +188,7 @@ void kvs_server_destroy(struct kvs_server *server)
 	kvs_engine_destroy(server->engine);
 	kvs_arena_stop(server);
 	kvs_control_page_stop(server);
+	kvs_tenants_stop(server);
 	kv_metrics_destroy(server->metrics);
 	kv_free(server->allocator, server);
 }

@@ -26,10 +26,17 @@ enum {
 	KVS_CLOSING_MS = 1000,      /* to take the last answer */
 	KVS_EXTRA_PEERS = 16,       /* connections beyond max-workers: kvctl and the not yet greeted */
 	KVS_MAX_GUESTS = 8,         /* of them kvctl's and the like, so that a worker finds room */
-	KVS_MAX_PUTS = 128,         /* copies of one peer under way */
-	KVS_MAX_QUEUED = 24 << 20,  /* answers that wait for one peer */
-	KVS_FRAMES_A_TURN = 32,     /* of one peer before others have theirs */
+	KVS_MAX_GUESTS_OF_ONE = 4,  /* with isolation, of one user */
+	KVS_LEAST_CONNECTIONS = 4,  /* of one user with isolation */
+	KVS_SHARES_OF_EVERYBODY = 8,
+	KVS_REFUSED_LOG_MS = 1000,    /* between two lines about refused connections */
+	KVS_LAPSED_LEASES = 10,       /* a lapsed peer is closed after so many of them */
+	KVS_MAX_PUTS = 128,           /* copies of one peer under way */
+	KVS_MAX_PUT_BYTES = 32 << 20, /* of one peer with isolation, before it waits */
+	KVS_MAX_QUEUED = 24 << 20,    /* answers that wait for one peer */
+	KVS_FRAMES_A_TURN = 32,       /* of one peer before others have theirs */
 	KVS_INLINE_BYTES = 128 << 10, /* less is copied or checked on the loop itself */
+	KVS_MAX_TOKENS = 64 << 20,    /* token ids kept */
 	KVS_MAX_MOURNED = 1024,
 	KVS_NEWS_REGIONS = 200, /* one message tells of */
 	KVS_WORKER_NAME = 48,
@@ -44,6 +51,7 @@ enum {
 
 struct kvs_region {
 	struct kv_list node;
+	char tenant[KVS_MAX_TENANT]; /* whom it is told to; "": everybody */
 	uint32_t index;
 	uint64_t bytes;
 	uint64_t serial; /* regions in the order in which the engine took them, from 1 */
@@ -73,6 +81,20 @@ struct kvs_worker {
 	struct kvs_window window;
 };
 
+/* ---- tenants ---- */
+
+struct kvs_tenant {
+	struct kv_list node;
+	struct kvs_server *server;
+	uint32_t uid;
+	char name[16];               /* as the engine knows it */
+	uint32_t holds;              /* connections, and closed ones whose jobs run */
+	uint32_t connections;        /* open */
+	struct kv_allocator *frames; /* messages of its connections */
+	void *page;                  /* its own struct kvw_control_page, NULL: the common one */
+	int page_descriptor;
+};
+
 /* ---- peers ---- */
 
 enum kvs_peer_state { KVS_GREETING, KVS_GUEST, KVS_WORKING, KVS_LAPSED, KVS_CLOSED };
@@ -88,7 +110,9 @@ struct kvs_peer {
 	struct kv_frame_reader *reader;
 	struct kv_frame_writer *writer;
 	struct kv_unix_peer credentials;
-	int pidfd; /* -1: the process cannot be watched */
+	struct kvs_tenant *tenant;
+	struct kv_allocator *frames; /* the tenant's */
+	int pidfd;                   /* -1: the process cannot be watched */
 	uint64_t connected_ms;
 	uint64_t inside_ms;  /* since when a frame has been half there, 0: it has not */
 	uint64_t closing_ms; /* close after the last answer, at this time at the latest; 0: no */
@@ -100,8 +124,10 @@ struct kvs_peer {
 	uint64_t told_serial; /* regions up to this one have been told of */
 	uint32_t *gone;       /* regions it knows and has to be told are no more */
 	uint32_t gone_count, gone_capacity;
-	const uint8_t *staging;
+	int staging; /* memory that it writes to, -1: none */
 	uint64_t staging_bytes;
+	uint64_t put_bytes;   /* that are being copied */
+	uint64_t lapsed_ms;   /* when its lease lapsed */
 	bool leaving;         /* it said that it would close the connection */
 	uint32_t puts, jobs;  /* copies under way; all work on pool threads */
 	Kv__Request *waiting; /* a request that waits for the copies; reading has stopped */
@@ -147,10 +173,17 @@ struct kvs_server {
 
 	void *page; /* struct kvw_control_page */
 	int page_descriptor;
+	void *slot_page[KVW_CONTROL_SLOTS]; /* where the word of a lease is */
+	void *joining_page;                 /* of the peer that is being added */
+
+	struct kvs_allow allow;
+	struct kv_allocator *frames; /* all messages on their way */
+	struct kv_list tenants;
 
 	int listener;
 	struct kv_watch *listener_watch;
 	uint64_t listen_again_ms; /* 0: listening */
+	uint64_t refused_ms;      /* when a refusal was logged */
 	struct kv_list peers;
 	uint32_t peer_count;
 	uint32_t jobs; /* work on pool threads, of all peers */
@@ -177,6 +210,7 @@ struct kvs_environment kvs_arena_environment(struct kvs_server *server);
 enum kv_status kvs_control_page_start(struct kvs_server *server);
 /* Once the engine has its generation. */
 void kvs_control_page_fill(struct kvs_server *server);
+void kvs_control_page_write(const struct kvs_server *server, void *page);
 /* Before the peers are closed: tells the workers that the store stops. */
 void kvs_control_page_end(struct kvs_server *server);
 void kvs_control_page_stop(struct kvs_server *server);
@@ -196,6 +230,21 @@ void kvs_growth_start(struct kvs_server *server);
 enum kv_status kvs_growth_open(struct kvs_server *server);
 void kvs_growth_tick(struct kvs_server *server);
 
+/* ---- tenant.c ---- */
+
+/* Count a connection of this user in. KV_REFUSED: it is not allowed; KV_LIMIT. */
+enum kv_status kvs_tenant_connect(
+    struct kvs_server *server, const struct kv_unix_peer *credentials, struct kvs_tenant **tenant);
+/* The connection is counted out (connections) where it closes; its record goes with the last. */
+void kvs_tenant_drop(struct kvs_tenant *tenant);
+/* One tenant's part of what there is. */
+uint32_t kvs_tenant_share(const struct kvs_server *server, uint64_t whole, uint64_t least);
+/* With isolation: have a control page of its own. */
+enum kv_status kvs_tenant_page(struct kvs_tenant *tenant);
+int kvs_tenant_page_descriptor(const struct kvs_tenant *tenant);
+enum kv_status kvs_tenant_check_guests(const struct kvs_tenant *tenant);
+void kvs_tenants_stop(struct kvs_server *server);
+
 /* ---- peer.c ---- */
 
 enum kv_status kvs_listen(struct kvs_server *server);
@@ -208,7 +257,7 @@ void kvs_peers_close_all(struct kvs_server *server);
 void kvs_peer_respond(struct kvs_peer *peer, Kv__Response *response, bool regions);
 void kvs_peer_respond_error(struct kvs_peer *peer, uint64_t id, enum kv_status status);
 /* A region is no more: tell those who know it. */
-void kvs_peers_region_gone(struct kvs_server *server, uint32_t index, uint64_t serial);
+void kvs_peers_region_gone(struct kvs_server *server, const struct kvs_region *region);
 /* A job of this peer goes to the pool. */
 void kvs_peer_job_begin(struct kvs_peer *peer);
 /* It has ended: go on reading, or free what is left of a closed one. */

@@ -78,6 +78,31 @@ static const struct kv_option options[] = {
         .help = "Sequences that are remembered, orphans included.",
         .minimum = 1,
         .maximum = 1 << 20},
+    {.name = "isolation",
+        .kind = KV_OPTION_BOOL,
+        .offset = FIELD(isolation),
+        .group = "Users",
+        .help = "Keep users apart: transport map only (UCX is not opened), regions of memory and a "
+                "control page for each user, and nobody connects who is not in allow-uid."},
+    {.name = "allow-uid",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(allow_uid),
+        .unit = "USERS",
+        .help = "With isolation: users that may connect besides the store's own, names or numbers, "
+                "separated by commas. * is everybody.",
+        .check = kvs_allow_check},
+    {.name = "user-connections",
+        .kind = KV_OPTION_U32,
+        .offset = FIELD(user_connections),
+        .help = "Connections that one user may have. 0: a quarter of max-workers, at least 4, with "
+                "isolation; else any number."},
+    {.name = "frame-memory",
+        .kind = KV_OPTION_SIZE,
+        .offset = FIELD(frame_memory),
+        .default_text = "256MiB",
+        .help = "Memory for messages on their way in and out, of all connections together. With "
+                "isolation each user has a share.",
+        .minimum = KVS_LEAST_FRAMES},
     {.name = "lease",
         .kind = KV_OPTION_DURATION,
         .offset = FIELD(lease_ms),
@@ -124,6 +149,12 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	if (settings->stats_socket && strcmp(settings->socket, settings->stats_socket) == 0)
 		return kv_fail(KV_INVALID, "socket and stats-socket are both \"%s\": they must differ",
 		    settings->socket);
+	if (settings->isolation && settings->transport == KVS_TRANSPORT_UCX)
+		return kv_fail(KV_INVALID,
+		    "isolation=yes and transport=ucx: UCX is no boundary between users, use "
+		    "transport=map");
+	if (!settings->isolation && settings->allow_uid && *settings->allow_uid)
+		return kv_fail(KV_INVALID, "allow-uid is given without isolation: add isolation=yes");
 	if (settings->memory && settings->memory < LEAST_MEMORY)
 		return kv_fail(KV_INVALID, "memory is %llu bytes: at least 1MiB is of use",
 		    (unsigned long long)settings->memory);

@@ -2,6 +2,7 @@
 #ifndef KVS_SERVER_SETTINGS_H
 #define KVS_SERVER_SETTINGS_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "common/runtime/config.h"
@@ -22,11 +23,29 @@ struct kvs_settings {
 	uint64_t lease_ms, heartbeat_ms, orphan_ms;
 	uint32_t max_workers;
 	uint32_t max_sequences;
+	bool isolation;
+	const char *allow_uid;     /* NULL or "": only the store's own user */
+	uint32_t user_connections; /* 0: chosen */
+	uint64_t frame_memory;
 	int log_level; /* enum kv_log_level */
 	const char *faults;
 };
 
 extern const struct kv_program kvs_program;
+
+enum { KVS_MAX_ALLOWED = 65 };
+#define KVS_LEAST_FRAMES (UINT64_C(32) << 20) /* of one user: a message of the largest size */
+
+/* Users that may connect, the store's own first. */
+struct kvs_allow {
+	bool everybody;
+	uint32_t count;
+	uint32_t uids[KVS_MAX_ALLOWED];
+};
+
+/* Names, numbers and *, separated by commas; NULL and "": only the own user. KV_INVALID. */
+enum kv_status kvs_allow_parse(const char *text, struct kvs_allow *allow);
+enum kv_status kvs_allow_check(const char *text);
 
 /* Choose what was left to the machine, and judge the memory asked for: KV_LIMIT with what is asked
  * and what is there. Nothing is allocated. */

@@ -124,6 +124,53 @@ static void test_models_are_apart(void **state)
 	store_stop(&store);
 }
 
+static enum kv_status open_one(struct store *store, uint32_t peer, uint64_t *sequence)
+{
+	const struct kvs_cut cut = {.end = PROMPT, .kind = KVW_PLAIN};
+	struct kvs_open_result result = {0};
+	uint32_t prompt[PROMPT];
+	struct kvs_open_request request = {
+	    .prompt = prompt, .prompt_tokens = PROMPT, .cuts = &cut, .cut_count = 1};
+	enum kv_status status;
+
+	numbers(prompt, PROMPT, 1);
+	status = kvs_sequence_open(store->engine, peer, &request, &result);
+	*sequence = result.sequence;
+	return status;
+}
+
+/* What one tenant opens and leaves behind costs no other one its place. */
+static void test_shares_of_sequences(void **state)
+{
+	const struct kvs_options options = {.memory = STORE_MEMORY,
+	    .max_sequences = 8,
+	    .max_segments = 512,
+	    .max_peers = 8,
+	    .tenant_sequences = 4,
+	    .tenant_tokens = 3 * PROMPT};
+	struct store store;
+	uint64_t mine = 0, theirs[4];
+	uint32_t a, b;
+
+	(void)state;
+	store_start(&store, &options);
+	a = store_peer_of(&store, "a", "uid-1", 1);
+	b = store_peer_of(&store, "b", "uid-2", 1);
+	assert_ok(open_one(&store, a, &mine));
+	assert_ok(kvs_sequence_close(store.engine, a, mine, 1));
+	for (uint32_t i = 0; i < 3; i++)
+		assert_ok(open_one(&store, b, &theirs[i]));
+	assert_fails(open_one(&store, b, &theirs[3]), KV_LIMIT, "tokens");
+	for (uint32_t i = 0; i < 40; i++) {
+		assert_ok(kvs_sequence_close(store.engine, b, theirs[0], 1));
+		assert_ok(open_one(&store, b, &theirs[0]));
+		assert_sound(&store);
+	}
+	/* The other's orphan is there as before. */
+	assert_int_equal(store_statistics(&store).sequences_orphaned, 2);
+	store_stop(&store);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -131,6 +178,7 @@ int main(void)
 	    cmocka_unit_test(test_they_share_otherwise),
 	    cmocka_unit_test(test_memory_moves_between_them),
 	    cmocka_unit_test(test_models_are_apart),
+	    cmocka_unit_test(test_shares_of_sequences),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

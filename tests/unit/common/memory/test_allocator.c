@@ -44,6 +44,32 @@ static void blocks_are_counted_and_aligned(void **state)
 	kv_allocator_destroy(NULL);
 }
 
+static void a_part_counts_in_the_whole(void **state)
+{
+	struct kv_allocator *whole = kv_allocator_create("whole", 1000);
+	struct kv_allocator *one = kv_allocator_create_within(whole, "one", 800);
+	struct kv_allocator *other = kv_allocator_create_within(whole, "other", 800);
+	void *first = kv_alloc(one, 700);
+	void *second;
+
+	(void)state;
+	assert_non_null(first);
+	assert_null(kv_alloc(one, 101));   /* above its own limit */
+	assert_null(kv_alloc(other, 301)); /* above what the whole has left */
+	assert_int_equal(kv_allocator_stats(other).bytes, 0);
+	second = kv_alloc(other, 300);
+	assert_non_null(second);
+	assert_int_equal(kv_allocator_stats(whole).bytes, 1000);
+	second = kv_realloc(other, second, 100);
+	assert_int_equal(kv_allocator_stats(whole).bytes, 800);
+	kv_free(one, first);
+	kv_free(other, second);
+	assert_int_equal(kv_allocator_stats(whole).bytes, 0);
+	kv_allocator_destroy(one);
+	kv_allocator_destroy(other);
+	kv_allocator_destroy(whole);
+}
+
 static void the_limit_holds(void **state)
 {
 	struct kv_allocator *allocator = kv_allocator_create("small", 1000);
@@ -207,6 +233,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(blocks_are_counted_and_aligned),
+	    cmocka_unit_test(a_part_counts_in_the_whole),
 	    cmocka_unit_test(the_limit_holds),
 	    cmocka_unit_test(sizes_that_overflow_are_refused),
 	    cmocka_unit_test(the_nth_call_fails_once),

@@ -9,6 +9,7 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -176,9 +177,10 @@ static void test_control_page(void **state)
 
 static void test_staging(void **state)
 {
-	const uint8_t *view = NULL;
+	static uint8_t copy[65536];
 	uint8_t *memory = NULL;
-	int descriptor = -1;
+	int descriptor = -1, taken = -1;
+	struct stat before, after;
 
 	(void)state;
 	assert_int_equal(kv_staging_create(0, &memory, &descriptor), KV_INVALID);
@@ -186,15 +188,24 @@ static void test_staging(void **state)
 	assert_int_equal(kv_staging_create(65536, &memory, &descriptor), KV_OK);
 	assert_int_equal(ftruncate(descriptor, 0), -1);
 	assert_int_equal(ftruncate(descriptor, 1 << 20), -1);
-	assert_int_equal(kv_staging_map(dup(descriptor), 65536 * 2, &view), KV_REFUSED);
-	assert_int_equal(kv_staging_map(dup(descriptor), 4096, &view), KV_REFUSED);
-	assert_int_equal(kv_staging_map(dup(descriptor), 0, &view), KV_INVALID);
-	assert_int_equal(kv_staging_map(dup(descriptor), 65537, &view), KV_INVALID);
-	assert_null(view);
-	assert_int_equal(kv_staging_map(dup(descriptor), 65536, &view), KV_OK);
+	assert_int_equal(kv_staging_accept(dup(descriptor), 65536 * 2, &taken), KV_REFUSED);
+	assert_int_equal(kv_staging_accept(dup(descriptor), 4096, &taken), KV_REFUSED);
+	assert_int_equal(kv_staging_accept(dup(descriptor), 0, &taken), KV_INVALID);
+	assert_int_equal(kv_staging_accept(dup(descriptor), 65537, &taken), KV_INVALID);
+	assert_int_equal(taken, -1);
+	assert_int_equal(kv_staging_accept(dup(descriptor), 65536, &taken), KV_OK);
 	memset(memory, 0x5a, 65536);
-	assert_memory_equal(view, memory, 65536);
-	kv_staging_unmap(view, 65536);
+	assert_int_equal(kv_staging_read(taken, 0, 65536, copy), KV_OK);
+	assert_memory_equal(copy, memory, 65536);
+	assert_int_equal(kv_staging_read(taken, 4096, 61441, copy), KV_IO);
+	/* Reading a hole gives zeros and costs no page. */
+	assert_int_equal(madvise(memory, 65536, MADV_REMOVE), 0);
+	assert_int_equal(fstat(descriptor, &before), 0);
+	assert_int_equal(kv_staging_read(taken, 0, 65536, copy), KV_OK);
+	assert_int_equal(fstat(descriptor, &after), 0);
+	assert_int_equal(copy[0] | copy[65535], 0);
+	assert_int_equal(after.st_blocks, before.st_blocks);
+	close(taken);
 	kv_staging_destroy(memory, 65536, descriptor);
 }
 
@@ -202,8 +213,7 @@ static void test_staging(void **state)
 static void test_hostile_staging(void **state)
 {
 	static const int too_few[] = {0, F_SEAL_SHRINK, F_SEAL_GROW};
-	const uint8_t *view = NULL;
-	int pipes[2], descriptor, first_free;
+	int pipes[2], descriptor, first_free, taken = -1;
 	size_t i;
 
 	(void)state;
@@ -213,27 +223,27 @@ static void test_hostile_staging(void **state)
 		descriptor = memfd_create("hostile", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 		assert_int_equal(ftruncate(descriptor, 65536), 0);
 		assert_int_equal(fcntl(descriptor, F_ADD_SEALS, too_few[i]), 0);
-		assert_int_equal(kv_staging_map(descriptor, 65536, &view), KV_REFUSED);
+		assert_int_equal(kv_staging_accept(descriptor, 65536, &taken), KV_REFUSED);
 	}
 	descriptor = open("/proc/self/exe", O_RDONLY | O_CLOEXEC);
-	assert_int_equal(kv_staging_map(descriptor, 65536, &view), KV_REFUSED);
+	assert_int_equal(kv_staging_accept(descriptor, 65536, &taken), KV_REFUSED);
 	descriptor = open("/tmp", O_RDWR | O_TMPFILE | O_CLOEXEC, 0600);
 	if (descriptor >= 0) {
 		assert_int_equal(ftruncate(descriptor, 65536), 0);
-		assert_int_equal(kv_staging_map(descriptor, 65536, &view), KV_REFUSED);
+		assert_int_equal(kv_staging_accept(descriptor, 65536, &taken), KV_REFUSED);
 	}
 	assert_int_equal(pipe(pipes), 0);
-	assert_int_equal(kv_staging_map(pipes[0], 65536, &view), KV_REFUSED);
+	assert_int_equal(kv_staging_accept(pipes[0], 65536, &taken), KV_REFUSED);
 	close(pipes[1]);
-	assert_int_equal(kv_staging_map(-1, 65536, &view), KV_REFUSED);
+	assert_int_equal(kv_staging_accept(-1, 65536, &taken), KV_REFUSED);
 	/* Huge pages may be missing when they are touched. */
 	descriptor = memfd_create("huge", MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_HUGETLB);
 	if (descriptor >= 0) {
 		if (ftruncate(descriptor, 2 << 20) == 0)
 			fcntl(descriptor, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW);
-		assert_int_equal(kv_staging_map(descriptor, 2 << 20, &view), KV_REFUSED);
+		assert_int_equal(kv_staging_accept(descriptor, 2 << 20, &taken), KV_REFUSED);
 	}
-	assert_null(view);
+	assert_int_equal(taken, -1);
 	assert_int_equal(dup(0), first_free); /* all were closed */
 	close(first_free);
 }
