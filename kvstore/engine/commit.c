@@ -333,7 +333,10 @@ static bool enter_list(struct kvs_engine *engine, struct kvs_sequence *sequence,
 	}
 	sequence->list[index].segment = stored ? stored : segment;
 	sequence->list[index].id = sequence->list[index].segment->id;
-	kvs_segment_reference(engine, sequence->list[index].segment);
+	if (stored)
+		kvs_segment_found(engine, stored);
+	else
+		kvs_segment_reference(engine, segment);
 	sequence->list[index].segment->listed++;
 	return stored != NULL;
 }

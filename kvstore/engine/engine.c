@@ -23,6 +23,7 @@ static enum kv_status complete_options(struct kvs_options *options)
 	set_default(&options->max_peers, KVW_CONTROL_SLOTS);
 	set_default(&options->max_sequences, 4096);
 	set_default(&options->max_segments, 65536);
+	if (options->low_bytes > options->high_bytes) options->low_bytes = options->high_bytes;
 	if (options->max_tokens == 0) options->max_tokens = (uint64_t)64 << 20;
 	if (options->max_peers > KVW_CONTROL_SLOTS)
 		return kv_fail(KV_INVALID, "max_peers is %u, the control page has room for %u",
@@ -53,6 +54,7 @@ static void engine_free(struct kvs_engine *engine)
 	kv_hash_map_destroy(engine->segments_by_key);
 	kv_hash_map_destroy(engine->sequences_by_handle);
 	kv_hash_map_destroy(engine->sequences_by_name);
+	if (engine->eviction) engine->eviction->destroy(engine);
 	kv_free(allocator, engine->walk);
 	kv_free(allocator, engine->peers);
 	kv_free(allocator, engine);
@@ -76,7 +78,10 @@ enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kv
 	kv_list_init(&made->models);
 	kv_list_init(&made->roots);
 	kv_list_init(&made->orphans);
-	kv_list_init(&made->idle);
+	kv_list_init(&made->tenants);
+	for (uint32_t queue = 0; queue < KVS_IDLE_QUEUES; queue++)
+		kv_list_init(&made->idle[queue]);
+	made->eviction = kvs_eviction_find(complete.eviction);
 	kv_list_init(&made->quarantined);
 	kvs_pool_init(
 	    &made->pool, allocator, &made->environment, complete.memory, complete.region_bytes);
@@ -85,6 +90,7 @@ enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kv
 	made->peers = kv_alloc_array_zero(allocator, complete.max_peers, sizeof *made->peers);
 	if (!made->walk || !made->peers) goto undo;
 	KV_TRY_GOTO(status, create_maps(made), undo);
+	KV_TRY_GOTO(status, made->eviction->create(made), undo);
 	do {
 		made->generation = environment->random64(environment->context);
 	} while (made->generation == 0);
@@ -111,7 +117,7 @@ void kvs_engine_destroy(struct kvs_engine *engine)
 	while ((node = first_orphan(engine)) != NULL)
 		kvs_sequence_destroy(
 		    engine, KV_CONTAINER_OF(node, struct kvs_sequence, link), KVS_WRITER_DONE);
-	while (kvs_evict_one(engine)) {
+	while (kvs_evict_one(engine, NULL)) {
 	}
 	/* The regions go now, whoever may still write to them. */
 	while ((node = kv_list_first(&engine->quarantined)) != NULL)
@@ -128,16 +134,6 @@ uint64_t kvs_engine_generation(const struct kvs_engine *engine)
 uint32_t kvs_engine_lease_ms(const struct kvs_engine *engine)
 {
 	return engine->options.lease_ms;
-}
-
-uint64_t kvs_engine_evict(struct kvs_engine *engine)
-{
-	const uint64_t before = engine->counters.evicted_bytes;
-
-	while (kvs_evict_one(engine)) {
-	}
-	kvs_pool_trim(&engine->pool);
-	return engine->counters.evicted_bytes - before;
 }
 
 void kvs_engine_statistics(const struct kvs_engine *engine, struct kvs_statistics *statistics)
@@ -162,4 +158,28 @@ void kvs_engine_statistics(const struct kvs_engine *engine, struct kvs_statistic
 	statistics->clusters = engine->committed_clusters;
 	statistics->tokens = engine->committed_tokens;
 	statistics->references = engine->references;
+}
+
+enum kv_status kvs_tenant_info(
+    const struct kvs_engine *engine, uint32_t index, struct kvs_tenant_info *info)
+{
+	const struct kv_list *node;
+
+	KV_LIST_EACH(node, &engine->tenants)
+	{
+		const struct kvs_tenant *tenant = KV_CONTAINER_OF(node, const struct kvs_tenant, link);
+
+		if (index-- > 0) continue;
+		*info = (struct kvs_tenant_info){
+		    .name = tenant->name,
+		    .quota = tenant->quota == UINT64_MAX ? 0 : tenant->quota,
+		    .bytes = kvs_tenant_bytes(tenant),
+		    .leased_bytes = tenant->referenced_bytes,
+		    .cached_bytes = tenant->state_bytes[KVS_COMMITTED] - tenant->referenced_bytes,
+		    .refusals = tenant->refusals,
+		    .evictions = tenant->evictions,
+		};
+		return KV_OK;
+	}
+	return kv_fail(KV_NOT_FOUND, "there are no more tenants");
 }

@@ -61,6 +61,14 @@ struct kvs_environment {
 	void (*lease_changed)(void *context, uint32_t slot, uint64_t epoch);
 };
 
+enum kvs_eviction { KVS_EVICT_LRU, KVS_EVICT_S3FIFO };
+
+/* The most that a tenant's segments may take, in whatever state they are. */
+struct kvs_tenant_quota {
+	const char *tenant;
+	uint64_t bytes;
+};
+
 /* Zero means the default in brackets. */
 struct kvs_options {
 	uint64_t memory; /* limit of all regions together, bytes; must be given */
@@ -79,6 +87,16 @@ struct kvs_options {
 	 * max_tokens. 0: as much as there is. */
 	uint32_t tenant_sequences;
 	uint64_t tenant_tokens;
+	enum kvs_eviction eviction; /* [KVS_EVICT_LRU] */
+	/* A tenant at its quota evicts its own segments and nobody else's. Of a tenant that is not
+	 * named: tenant_quota [none]. The array must outlive the engine. */
+	uint64_t tenant_quota;
+	const struct kvs_tenant_quota *quotas;
+	uint32_t quota_count;
+	/* When more than high_bytes are in use, the tick evicts down to low_bytes [never]. */
+	uint64_t high_bytes, low_bytes;
+	uint64_t unused_ms;  /* the tick evicts what nobody has used for so long [never] */
+	uint64_t release_ms; /* the tick gives back regions that have been empty so long [never] */
 };
 
 enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kvs_options *options,
@@ -100,6 +118,26 @@ void kvs_engine_tick(struct kvs_engine *engine);
 
 /* Evict everything that no lease holds and give empty regions back. Returns the bytes evicted. */
 uint64_t kvs_engine_evict(struct kvs_engine *engine);
+
+struct kvs_evict_request {
+	uint64_t bytes;     /* at least so many, if there are; 0: all */
+	const char *tenant; /* this one's only; NULL: of all */
+	uint64_t unused_ms; /* only what nobody has used for so long; 0: whatever goes first */
+};
+/* Evict some of what no lease holds and give empty regions back. Returns the bytes evicted. */
+uint64_t kvs_engine_evict_some(struct kvs_engine *engine, const struct kvs_evict_request *request);
+
+struct kvs_tenant_info {
+	const char *name;
+	uint64_t quota; /* 0: none */
+	uint64_t bytes; /* of its segments in all states */
+	uint64_t leased_bytes, cached_bytes;
+	uint64_t refusals, evictions; /* because of its quota */
+};
+/* KV_NOT_FOUND when there are no more. Loop from 0; a tenant is known while it has a peer, a
+ * sequence or a segment. */
+enum kv_status kvs_tenant_info(
+    const struct kvs_engine *engine, uint32_t index, struct kvs_tenant_info *info);
 
 /* ---- peers ---- */
 
@@ -248,7 +286,7 @@ struct kvs_new_segment {
 };
 
 /* Reserve memory, all or nothing. segment_ids[count] is filled; kvs_segment_find shows the units.
- * Evicts unreferenced segments, the longest unused first and a child before its parent. KV_LIMIT
+ * Evicts unreferenced segments as options.eviction says, a child before its parent. KV_LIMIT
  * with what was asked, used, referenced and quarantined, and the limit. */
 enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
     const struct kvs_new_segment *segments, uint32_t count, uint64_t *segment_ids);
@@ -361,7 +399,9 @@ struct kvs_statistics {
 	uint64_t commits, commits_duplicate, commits_repeated, commits_corrupt, commits_stale,
 	    commits_refused; /* requests; commits_duplicate counts segments */
 	uint64_t reserves, reserve_failures;
-	uint64_t zombie_reservations; /* ever quarantined */
+	uint64_t quota_refusals, quota_evictions; /* of the failures and evictions: for a quota */
+	uint64_t watermark_evicted_bytes, released_bytes; /* by the tick */
+	uint64_t zombie_reservations;                     /* ever quarantined */
 	uint64_t sequences_opened, sequences_resumed, pushes;
 };
 void kvs_engine_statistics(const struct kvs_engine *engine, struct kvs_statistics *statistics);

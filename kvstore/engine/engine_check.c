@@ -114,13 +114,17 @@ static enum kv_status check_idle(const struct kvs_engine *engine)
 	uint64_t last = 0, idle = 0, leaves = 0, value;
 	size_t cursor = 0;
 
-	KV_LIST_EACH(node, &engine->idle)
-	{
-		const struct kvs_segment *segment = KV_CONTAINER_OF(node, struct kvs_segment, place);
+	for (uint32_t queue = 0; queue < KVS_IDLE_QUEUES; queue++) {
+		last = 0;
+		KV_LIST_EACH(node, &engine->idle[queue])
+		{
+			const struct kvs_segment *segment = KV_CONTAINER_OF(node, struct kvs_segment, place);
 
-		if (segment->last_used < last) return wrong(segment, "the idle list is out of order");
-		last = segment->last_used;
-		idle++;
+			if (segment->queue != queue) return wrong(segment, "it is in another queue");
+			if (segment->rank < last) return wrong(segment, "the idle list is out of order");
+			last = segment->rank;
+			idle++;
+		}
 	}
 	while (kv_hash_map_next(engine->segments_by_id, &cursor, NULL, &value)) {
 		const struct kvs_segment *segment = (const struct kvs_segment *)(uintptr_t)value;
@@ -249,6 +253,33 @@ static enum kv_status check_sequences(const struct kvs_engine *engine, struct ta
 	return differs("reserved segments", reserved, engine->state_count[KVS_RESERVED]);
 }
 
+/* What each tenant has, counted from the segments. */
+static enum kv_status check_tenants(const struct kvs_engine *engine)
+{
+	const struct kv_list *node;
+
+	KV_LIST_EACH(node, &engine->tenants)
+	{
+		const struct kvs_tenant *tenant = KV_CONTAINER_OF(node, const struct kvs_tenant, link);
+		uint64_t bytes[3] = {0}, referenced = 0, value;
+		size_t cursor = 0;
+
+		while (kv_hash_map_next(engine->segments_by_id, &cursor, NULL, &value)) {
+			const struct kvs_segment *segment = (const struct kvs_segment *)(uintptr_t)value;
+
+			if (segment->root->account != tenant) continue;
+			bytes[segment->state] += segment->bytes;
+			if (segment->references > 0) referenced += segment->bytes;
+		}
+		for (unsigned state = 0; state < 3; state++)
+			KV_TRY(differs("bytes of a tenant", bytes[state], tenant->state_bytes[state]));
+		KV_TRY(differs("referenced bytes of a tenant", referenced, tenant->referenced_bytes));
+		if (kvs_tenant_bytes(tenant) > tenant->quota)
+			return kv_fail(KV_INTERNAL, "tenant %s is above its quota", tenant->name);
+	}
+	return KV_OK;
+}
+
 static enum kv_status check_peers(const struct kvs_engine *engine)
 {
 	uint64_t reserved_bytes = 0;
@@ -317,5 +348,6 @@ enum kv_status kvs_engine_check(const struct kvs_engine *engine)
 		return kv_fail(KV_INTERNAL, "%u sequences commit, %u commits are in flight", tally.commits,
 		    engine->commits_in_flight);
 	KV_TRY(check_roots(engine));
+	KV_TRY(check_tenants(engine));
 	return check_peers(engine);
 }

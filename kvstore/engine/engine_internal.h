@@ -6,6 +6,7 @@
 #include "common/collect/hash_map.h"
 #include "common/collect/list.h"
 #include "kvstore/engine/engine.h"
+#include "kvstore/engine/eviction.h"
 #include "kvstore/engine/pool.h"
 
 #ifdef KV_FAULT_POINTS
@@ -40,12 +41,23 @@ struct kvs_model {
 	char tenant[KVS_MAX_TENANT]; /* with separate_tenants: whose word it is; else "" */
 };
 
+/* What a tenant has. Known as long as a root of it is. */
+struct kvs_tenant {
+	struct kv_list link;
+	uint32_t roots;
+	uint64_t quota; /* UINT64_MAX: none */
+	uint64_t state_bytes[3], referenced_bytes;
+	uint64_t refusals, evictions;
+	char name[KVS_MAX_TENANT];
+};
+
 /* The tree of one tenant's segments of one model. Known as long as a peer, a sequence or a segment
  * refers to it. */
 struct kvs_root {
 	struct kv_list link;
 	struct kv_list children;
 	struct kvs_model *model;
+	struct kvs_tenant *account;
 	uint32_t references;
 	char tenant[KVS_MAX_TENANT];
 };
@@ -80,7 +92,9 @@ struct kvs_segment {
 	uint32_t child_count;
 	uint32_t references; /* list entries and pieces of sequences that a peer holds */
 	uint32_t listed;     /* list entries of any sequence, orphans too */
-	uint64_t last_used;
+	uint64_t last_used, used_ms;
+	uint64_t rank; /* in its queue of idle ones */
+	uint8_t queue, found;
 	uint32_t *token_ids; /* [tokens], and behind them the checksums */
 	uint32_t *checksums; /* NULL: none were given */
 };
@@ -144,6 +158,16 @@ struct kvs_commit {
 	struct kvs_commit_result early_result;
 };
 
+/* The state of evict_s3fifo.c. */
+struct kvs_s3fifo {
+	uint64_t clock, bytes[KVS_IDLE_QUEUES];
+	uint32_t main_count;
+	struct kv_hash_map *ghosts; /* key to serial */
+	uint64_t *keys;             /* [capacity], a ring by serial */
+	uint64_t next;
+	uint32_t count, capacity;
+};
+
 struct kvs_engine {
 	struct kv_allocator *allocator;
 	struct kvs_environment environment;
@@ -151,7 +175,11 @@ struct kvs_engine {
 	struct kvs_pool pool;
 	uint64_t generation;
 	uint64_t next_segment, next_sequence, next_epoch, use_clock;
-	struct kv_list models, roots, orphans, idle, quarantined;
+	struct kv_list models, roots, tenants, orphans, quarantined;
+	struct kv_list idle[KVS_IDLE_QUEUES];
+	const struct kvs_eviction_ops *eviction;
+	struct kvs_s3fifo s3fifo;
+	uint64_t idle_round_ms;
 	uint32_t model_count, sequence_count, orphan_count, segment_count, commits_in_flight;
 	uint64_t token_count;
 	uint64_t state_bytes[3]; /* by enum kvs_segment_state */
@@ -167,6 +195,12 @@ struct kvs_engine {
 enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_request *request,
     const char *tenant, struct kvs_root **root);
 void kvs_root_drop(struct kvs_engine *engine, struct kvs_root *root);
+/* Bytes of its segments in all states. */
+static inline uint64_t kvs_tenant_bytes(const struct kvs_tenant *tenant)
+{
+	return tenant->state_bytes[KVS_RESERVED] + tenant->state_bytes[KVS_COMMITTED] +
+	       tenant->state_bytes[KVS_QUARANTINED];
+}
 /* Whose regions the segments of a root lie in: "" where all share them. */
 const char *kvs_region_owner(const struct kvs_engine *engine, const struct kvs_root *root);
 
@@ -189,14 +223,14 @@ void kvs_segment_publish(
 void kvs_segment_enter(
     struct kvs_engine *engine, struct kvs_segment *segment, struct kvs_segment *parent);
 void kvs_segment_reference(struct kvs_engine *engine, struct kvs_segment *segment);
+/* As kvs_segment_reference, for one that a prompt or a resumed sequence has found. */
+void kvs_segment_found(struct kvs_engine *engine, struct kvs_segment *segment);
 void kvs_segment_unreference(struct kvs_engine *engine, struct kvs_segment *segment);
 /* After a reference, a child or a list entry went: file it as idle, or free it where nobody can
  * find it any more. */
 void kvs_segment_settle(struct kvs_engine *engine, struct kvs_segment *segment);
 struct kvs_segment *kvs_segment_by_id(const struct kvs_engine *engine, uint64_t id);
 void kvs_segment_show(const struct kvs_segment *segment, struct kvs_segment_view *view);
-/* Evict the longest unused idle segment; false when there is none. */
-bool kvs_evict_one(struct kvs_engine *engine);
 /* Make room for `tokens` more token ids: evicts, drops orphans, else KV_LIMIT. Counts nothing. */
 enum kv_status kvs_token_room(struct kvs_engine *engine, uint64_t tokens);
 

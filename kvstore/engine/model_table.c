@@ -85,11 +85,48 @@ static void fill_model(
 	strncpy(model->tenant, tenant, sizeof model->tenant - 1);
 }
 
+static uint64_t quota_of(const struct kvs_engine *engine, const char *tenant)
+{
+	const struct kvs_options *options = &engine->options;
+
+	for (uint32_t i = 0; i < options->quota_count; i++) {
+		if (strcmp(options->quotas[i].tenant, tenant) == 0) return options->quotas[i].bytes;
+	}
+	return options->tenant_quota > 0 ? options->tenant_quota : UINT64_MAX;
+}
+
+/* The tenant's account, a new one where there is none; NULL when there is no memory. */
+static struct kvs_tenant *account_of(struct kvs_engine *engine, const char *name)
+{
+	struct kvs_tenant *made;
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &engine->tenants)
+	{
+		made = KV_CONTAINER_OF(node, struct kvs_tenant, link);
+		if (strcmp(made->name, name) == 0) return made;
+	}
+	made = kv_alloc_zero(engine->allocator, sizeof *made);
+	if (!made) return NULL;
+	memcpy(made->name, name, strlen(name));
+	made->quota = quota_of(engine, name);
+	kv_list_push_back(&engine->tenants, &made->link);
+	return made;
+}
+
+static void account_drop(struct kvs_engine *engine, struct kvs_tenant *account)
+{
+	if (account->roots > 0) return;
+	kv_list_remove(&account->link);
+	kv_free(engine->allocator, account);
+}
+
 enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_request *request,
     const char *tenant, struct kvs_root **root)
 {
 	const char *whose = engine->options.separate_tenants ? tenant : "";
 	struct kvs_model *model, *fresh = NULL;
+	struct kvs_tenant *account;
 	struct kvs_root *found;
 	struct kv_list *node;
 
@@ -103,12 +140,18 @@ enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_re
 		*root = found;
 		return KV_OK;
 	}
+	account = account_of(engine, tenant);
+	if (!account) return KV_NO_MEMORY;
 	found = kv_alloc_zero(engine->allocator, sizeof *found);
-	if (!found) return KV_NO_MEMORY;
+	if (!found) {
+		account_drop(engine, account);
+		return KV_NO_MEMORY;
+	}
 	if (!model) {
 		model = fresh = kv_alloc_zero(engine->allocator, sizeof *fresh);
 		if (!fresh) {
 			kv_free(engine->allocator, found);
+			account_drop(engine, account);
 			return KV_NO_MEMORY;
 		}
 		fill_model(fresh, request, whose);
@@ -116,6 +159,8 @@ enum kv_status kvs_root_hold(struct kvs_engine *engine, const struct kvs_peer_re
 		engine->model_count++;
 	}
 	model->roots++;
+	account->roots++;
+	found->account = account;
 	found->model = model;
 	found->references = 1;
 	memcpy(found->tenant, tenant, strlen(tenant));
@@ -132,6 +177,8 @@ void kvs_root_drop(struct kvs_engine *engine, struct kvs_root *root)
 	if (--root->references > 0) return;
 	model = root->model;
 	kv_list_remove(&root->link);
+	root->account->roots--;
+	account_drop(engine, root->account);
 	kv_free(engine->allocator, root);
 	if (--model->roots > 0) return;
 	kv_list_remove(&model->link);

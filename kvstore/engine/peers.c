@@ -164,6 +164,7 @@ void kvs_engine_tick(struct kvs_engine *engine)
 		engine->counters.lease_expiries++;
 	}
 	expire_orphans(engine, now);
+	kvs_eviction_tick(engine, now);
 }
 
 enum kv_status kvs_peer_info(

@@ -96,6 +96,24 @@ void kvs_pool_trim(struct kvs_pool *pool)
 	}
 }
 
+uint64_t kvs_pool_release(struct kvs_pool *pool, uint64_t now, uint64_t release_ms)
+{
+	struct kv_list *node, *following;
+	const uint64_t before = pool->total;
+
+	KV_LIST_EACH_SAFE(node, following, &pool->regions)
+	{
+		struct kvs_region *region = region_of(node);
+
+		if (region->used > 0) continue;
+		if (region->empty_since_ms == 0)
+			region->empty_since_ms = now;
+		else if (now - region->empty_since_ms >= release_ms)
+			region_destroy(pool, region);
+	}
+	return before - pool->total;
+}
+
 static uint64_t empty_bytes(const struct kvs_pool *pool)
 {
 	struct kv_list *node;
@@ -225,6 +243,7 @@ enum kv_status kvs_pool_take_for(struct kvs_pool *pool, const char *owner, uint6
 	kv_list_remove(&found->bin);
 	found->used = true;
 	found->region->used += size;
+	found->region->empty_since_ms = 0;
 	pool->used += size;
 	*extent = found;
 	return KV_OK;

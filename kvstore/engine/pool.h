@@ -28,6 +28,7 @@ struct kvs_region {
 	uint64_t bytes, used;
 	uint32_t index;
 	bool frozen; /* from before a restart: what becomes free in it is not used again */
+	uint64_t empty_since_ms;    /* 0: it is not known to be empty */
 	char owner[KVS_MAX_TENANT]; /* whose extents it holds; "" where all share */
 };
 
@@ -76,6 +77,10 @@ enum kv_status kvs_pool_take_at(struct kvs_pool *pool, const char *owner, uint32
 
 /* Give empty regions back to the environment. */
 void kvs_pool_trim(struct kvs_pool *pool);
+
+/* Give back what has been empty for `release_ms`, as far as earlier calls saw. Returns the bytes.
+ */
+uint64_t kvs_pool_release(struct kvs_pool *pool, uint64_t now, uint64_t release_ms);
 
 /* NULL when no region has that index or the range is outside of it. */
 uint8_t *kvs_pool_memory(

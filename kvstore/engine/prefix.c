@@ -46,7 +46,7 @@ enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *
 
 		if (!found) break;
 		KV_TRY(kvs_list_reserve(engine, sequence, sequence->length + 1));
-		if (!KVS_FAULT("forget-reference")) kvs_segment_reference(engine, found);
+		if (!KVS_FAULT("forget-reference")) kvs_segment_found(engine, found);
 		sequence->list[sequence->length++] = (struct kvs_entry){.segment = found, .id = found->id};
 		parent = found;
 	}
@@ -123,7 +123,7 @@ enum kv_status kvs_prefix_pieces(struct kvs_engine *engine, struct kvs_sequence 
 		sequence->pieces[count].segment = segment;
 		sequence->pieces[count].tokens =
 		    segment == deepest ? reached - segment->start : segment->tokens;
-		kvs_segment_reference(engine, segment);
+		kvs_segment_found(engine, segment);
 	}
 	return KV_OK;
 }

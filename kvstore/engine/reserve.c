@@ -12,9 +12,26 @@ static enum kv_status no_room(const struct kvs_engine *engine, uint64_t asked)
 	    engine->state_bytes[KVS_QUARANTINED], cached);
 }
 
-static enum kv_status check_request(const struct kvs_engine *engine,
-    const struct kvs_sequence *sequence, const struct kvs_new_segment *segments, uint32_t count,
-    uint64_t *bytes)
+/* KV_LIMIT when the tenant's quota has no room even if all that nobody uses of it went. */
+static enum kv_status check_quota(
+    struct kvs_engine *engine, struct kvs_tenant *tenant, uint64_t asked)
+{
+	const uint64_t cached = tenant->state_bytes[KVS_COMMITTED] - tenant->referenced_bytes;
+	const uint64_t held = kvs_tenant_bytes(tenant) - cached;
+
+	if (held <= tenant->quota && asked <= tenant->quota - held) return KV_OK;
+	tenant->refusals++;
+	engine->counters.quota_refusals++;
+	return kv_fail(KV_LIMIT,
+	    "tenant %s is at its quota: %" PRIu64 " bytes are asked for; of the quota of %" PRIu64
+	    ", %" PRIu64 " are leased, %" PRIu64 " reserved and %" PRIu64
+	    " quarantined: close sequences or raise its quota",
+	    tenant->name[0] ? tenant->name : "(common)", asked, tenant->quota, tenant->referenced_bytes,
+	    tenant->state_bytes[KVS_RESERVED], tenant->state_bytes[KVS_QUARANTINED]);
+}
+
+static enum kv_status check_request(struct kvs_engine *engine, const struct kvs_sequence *sequence,
+    const struct kvs_new_segment *segments, uint32_t count, uint64_t *bytes)
 {
 	const uint64_t held = engine->state_bytes[KVS_RESERVED] + engine->state_bytes[KVS_QUARANTINED] +
 	                      engine->referenced_bytes;
@@ -37,7 +54,7 @@ static enum kv_status check_request(const struct kvs_engine *engine,
 	/* Nothing is evicted for what cannot succeed. */
 	if (held > engine->pool.limit || *bytes > engine->pool.limit - held)
 		return no_room(engine, *bytes);
-	return KV_OK;
+	return check_quota(engine, sequence->root->account, *bytes);
 }
 
 /* What one call of kvs_reserve works on. */
@@ -46,7 +63,8 @@ struct reservation {
 	struct kvs_sequence *sequence;
 	const char *owner; /* of the regions that it may use */
 	uint64_t bytes;
-	bool may_grow; /* false once the environment had no memory for a region */
+	struct kvs_tenant *at_quota; /* only its segments may go; NULL: anybody's */
+	bool may_grow;               /* false once the environment had no memory for a region */
 };
 
 /* An extent, evicting as long as that may help. Where the environment has no memory only eviction
@@ -63,7 +81,7 @@ static enum kv_status take_extent(
 
 		if (status == KV_OK || status == KV_NO_MEMORY) return status;
 		if (pool->refusals != refusals) reservation->may_grow = false;
-		if (kvs_evict_one(reservation->engine)) continue;
+		if (kvs_evict_one(reservation->engine, reservation->at_quota)) continue;
 		if (pool->refusals != refusals) return status;
 		if (!reservation->may_grow)
 			return kvs_pool_take_for(pool, reservation->owner, bytes, true, extent);
@@ -94,7 +112,7 @@ static enum kv_status reserve_one(
 	enum kv_status status;
 
 	while (engine->segment_count >= engine->options.max_segments) {
-		if (!kvs_evict_one(engine))
+		if (!kvs_evict_one(engine, reservation->at_quota))
 			return kv_fail(KV_LIMIT, "%u segments are held and in use, the limit is %u",
 			    engine->segment_count, engine->options.max_segments);
 	}
@@ -112,6 +130,20 @@ static enum kv_status reserve_one(
 	return KV_OK;
 }
 
+/* Make room below the tenant's quota out of what it has itself; check_quota says that it can. */
+static void make_quota(struct reservation *reservation)
+{
+	struct kvs_tenant *tenant = reservation->sequence->root->account;
+
+	while (kvs_tenant_bytes(tenant) > tenant->quota ||
+	       reservation->bytes > tenant->quota - kvs_tenant_bytes(tenant)) {
+		reservation->at_quota = tenant;
+		if (!kvs_evict_one(reservation->engine, tenant)) return;
+		tenant->evictions++;
+		reservation->engine->counters.quota_evictions++;
+	}
+}
+
 enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
     const struct kvs_new_segment *segments, uint32_t count, uint64_t *segment_ids)
 {
@@ -124,6 +156,7 @@ enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t se
 	engine->counters.reserves++;
 	KV_TRY_GOTO(status,
 	    check_request(engine, reservation.sequence, segments, count, &reservation.bytes), refused);
+	make_quota(&reservation);
 	for (uint32_t i = 0; i < count; i++)
 		KV_TRY_GOTO(status, reserve_one(&reservation, &segments[i]), undo);
 	/* Ids are given in order, and nothing else took one meanwhile. */

@@ -2,10 +2,14 @@
 
 static void count_state(struct kvs_engine *engine, const struct kvs_segment *segment, bool add)
 {
+	struct kvs_tenant *account = segment->root->account;
+
 	if (add) {
+		account->state_bytes[segment->state] += segment->bytes;
 		engine->state_bytes[segment->state] += segment->bytes;
 		engine->state_count[segment->state]++;
 	} else {
+		account->state_bytes[segment->state] -= segment->bytes;
 		engine->state_bytes[segment->state] -= segment->bytes;
 		engine->state_count[segment->state]--;
 	}
@@ -71,6 +75,7 @@ undo:
 static void unpublish(struct kvs_engine *engine, struct kvs_segment *segment)
 {
 	KV_CHECK(segment->references == 0 && segment->child_count == 0);
+	engine->eviction->gone(engine, segment);
 	kv_hash_map_remove(engine->segments_by_key, segment->key, NULL);
 	kv_list_remove(&segment->sibling);
 	if (segment->parent) segment->parent->child_count--;
@@ -142,13 +147,23 @@ void kvs_segment_enter(
 	/* The map has room for every segment, so this cannot fail. */
 	status = kv_hash_map_insert(engine->segments_by_key, segment->key, kv_hash_pointer(segment));
 	KV_CHECK(status == KV_OK);
+	engine->eviction->stored(engine, segment);
 }
 
 void kvs_segment_reference(struct kvs_engine *engine, struct kvs_segment *segment)
 {
-	if (segment->references++ == 0) engine->referenced_bytes += segment->bytes;
+	if (segment->references++ == 0) {
+		engine->referenced_bytes += segment->bytes;
+		segment->root->account->referenced_bytes += segment->bytes;
+	}
 	engine->references++;
 	kv_list_remove(&segment->place);
+}
+
+void kvs_segment_found(struct kvs_engine *engine, struct kvs_segment *segment)
+{
+	kvs_segment_reference(engine, segment);
+	engine->eviction->found(engine, segment);
 }
 
 void kvs_segment_unreference(struct kvs_engine *engine, struct kvs_segment *segment)
@@ -156,31 +171,11 @@ void kvs_segment_unreference(struct kvs_engine *engine, struct kvs_segment *segm
 	KV_CHECK(segment->references > 0);
 	engine->references--;
 	segment->last_used = ++engine->use_clock;
+	segment->used_ms = engine->environment.now_ms(engine->environment.context);
 	if (--segment->references > 0) return;
 	engine->referenced_bytes -= segment->bytes;
+	segment->root->account->referenced_bytes -= segment->bytes;
 	kvs_segment_settle(engine, segment);
-}
-
-static struct kvs_segment *segment_at(struct kv_list *node)
-{
-	return KV_CONTAINER_OF(node, struct kvs_segment, place);
-}
-
-/* The idle list is ordered by last use. What was just used belongs at its end; a parent that its
- * last child exposed is old, and belongs near the front. */
-static void file_idle(struct kvs_engine *engine, struct kvs_segment *segment)
-{
-	struct kv_list *before = engine->idle.previous;
-
-	kv_list_remove(&segment->place);
-	if (before == &engine->idle || segment_at(before)->last_used < segment->last_used) {
-		kv_list_push_back(&engine->idle, &segment->place);
-		return;
-	}
-	for (before = &engine->idle; before->next != &engine->idle; before = before->next) {
-		if (segment_at(before->next)->last_used > segment->last_used) break;
-	}
-	kv_list_push_front(before, &segment->place);
 }
 
 void kvs_segment_settle(struct kvs_engine *engine, struct kvs_segment *segment)
@@ -190,7 +185,8 @@ void kvs_segment_settle(struct kvs_engine *engine, struct kvs_segment *segment)
 		struct kvs_segment *parent = segment->parent;
 
 		if (segment->provenance == KVW_EXACT || segment->listed > 0) {
-			file_idle(engine, segment);
+			engine->eviction->idle(engine, segment);
+			kvs_idle_file(engine, segment);
 			return;
 		}
 		/* Approximate and in no list: no prompt and no sequence can find it any more. */
@@ -204,21 +200,6 @@ struct kvs_segment *kvs_segment_by_id(const struct kvs_engine *engine, uint64_t 
 	return (struct kvs_segment *)kv_hash_map_find_pointer(engine->segments_by_id, &id);
 }
 
-bool kvs_evict_one(struct kvs_engine *engine)
-{
-	struct kv_list *node = kv_list_first(&engine->idle);
-	struct kvs_segment *segment, *parent;
-
-	if (!node) return false;
-	segment = segment_at(node);
-	parent = segment->parent;
-	engine->counters.evictions++;
-	engine->counters.evicted_bytes += segment->bytes;
-	kvs_segment_destroy(engine, segment);
-	kvs_segment_settle(engine, parent);
-	return true;
-}
-
 enum kv_status kvs_token_room(struct kvs_engine *engine, uint64_t tokens)
 {
 	const uint64_t limit = engine->options.max_tokens;
@@ -226,7 +207,7 @@ enum kv_status kvs_token_room(struct kvs_engine *engine, uint64_t tokens)
 	while (engine->token_count > limit || tokens > limit - engine->token_count) {
 		struct kv_list *node = kv_list_first(&engine->orphans);
 
-		if (tokens <= limit && kvs_evict_one(engine)) continue;
+		if (tokens <= limit && kvs_evict_one(engine, NULL)) continue;
 		if (tokens > limit || !node)
 			return kv_fail(KV_LIMIT,
 			    "%" PRIu64 " token ids are asked for, %" PRIu64

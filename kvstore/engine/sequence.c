@@ -442,7 +442,7 @@ enum kv_status kvs_sequence_resume(struct kvs_engine *engine, uint32_t peer,
 		    "sequence %s was made under another policy: resume it with the same options", name.id);
 	usable = usable_entries(engine, found);
 	for (uint32_t i = 0; i < usable; i++)
-		kvs_segment_reference(engine, found->list[i].segment);
+		kvs_segment_found(engine, found->list[i].segment);
 	kvs_list_forget(engine, found->list + usable, found->length - usable);
 	found->length = usable;
 	found->last_count = 0;

@@ -88,7 +88,24 @@ static void start_engine(struct sim *sim)
 	    .max_segments = 192,
 	    .separate_tenants = sim->seed % 3 == 0,
 	};
-	enum kv_status status = kvs_engine_create(sim->allocator, &options, &environment, &sim->engine);
+	const struct kvs_tenant_quota quota = {"tenant-1", 4096 + 2048 * sim_below(sim, 6)};
+	enum kv_status status;
+
+	if (sim->seed % 5 == 0) options.eviction = KVS_EVICT_S3FIFO;
+	sim->quota[1] = sim->seed % 2 ? quota.bytes : 0;
+	if (sim->quota[1]) {
+		options.quotas = sim->quotas;
+		options.quota_count = 1;
+		sim->quotas[0] = quota;
+	}
+	if (sim->seed % 7 == 0) {
+		options.high_bytes = options.memory / 2;
+		options.low_bytes = options.memory / 3;
+		options.unused_ms = 2000;
+		options.release_ms = 1000;
+	}
+	sim->tidies = options.high_bytes > 0;
+	status = kvs_engine_create(sim->allocator, &options, &environment, &sim->engine);
 
 	SIM_REQUIRE(sim, status == KV_OK, "the engine does not start: %s", kv_error_message());
 	sim->page.boot_generation = kvs_engine_generation(sim->engine);
@@ -147,6 +164,9 @@ static void end_engine(struct sim *sim)
 	sim->counts.evictions += statistics.evictions;
 	sim->counts.expiries += statistics.lease_expiries;
 	sim->counts.zombies += statistics.zombie_reservations;
+	sim->counts.quota_refusals += statistics.quota_refusals;
+	sim->counts.quota_evictions += statistics.quota_evictions;
+	sim->counts.released += statistics.released_bytes;
 	sim->page.boot_generation = 0;
 	kvs_engine_destroy(sim->engine);
 	sim->engine = NULL;

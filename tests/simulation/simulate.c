@@ -114,8 +114,9 @@ static void print_counts(const struct sim_counts *c, double seconds)
 	    c->shared, c->copied, c->evictions, c->refused, c->growth_failures, c->no_memory);
 	printf("resumed %" PRIu64 ", leases lapsed %" PRIu64 ", zombies %" PRIu64
 	       ", old handles refused %" PRIu64 ", reads %" PRIu64 ", reads refused %" PRIu64
-	       ", restarts %" PRIu64 "\n",
-	    c->resumed, c->expiries, c->zombies, c->haunted, c->reads, c->reads_refused, c->restarts);
+	       ", restarts %" PRIu64 ", evicted for quotas %" PRIu64 ", refused for them %" PRIu64 "\n",
+	    c->resumed, c->expiries, c->zombies, c->haunted, c->reads, c->reads_refused, c->restarts,
+	    c->quota_evictions, c->quota_refusals);
 }
 
 /* A run that avoids something tests nothing of it. */

@@ -116,7 +116,7 @@ struct sim_grave {
 struct sim_counts {
 	uint64_t steps, commits, duplicates, repeated, corrupt, stale, folds, shared, copied, evictions,
 	    refused, no_memory, resumed, expiries, zombies, reads, reads_refused, restarts, haunted,
-	    growth_failures;
+	    quota_refusals, quota_evictions, released, growth_failures;
 };
 
 struct sim {
@@ -135,9 +135,11 @@ struct sim {
 	bool region_live[SIM_REGIONS];
 	uint32_t regions_live;
 	bool growth_fails, memory_short, armed;
-	bool may_evict;      /* the operation under way may evict */
-	int32_t only_tenant; /* if not -1: only this tenant's segments */
-	uint64_t quota[SIM_TENANTS];
+	bool may_evict;              /* the operation under way may evict */
+	int32_t only_tenant;         /* if not -1: only this tenant's segments */
+	uint64_t quota[SIM_TENANTS]; /* 0: none */
+	struct kvs_tenant_quota quotas[1];
+	bool tidies; /* the tick evicts */
 
 	uint32_t documents[SIM_DOCUMENTS][SIM_TOKENS];
 	struct sim_truth truths[SIM_TRUTHS];

@@ -156,6 +156,7 @@ static void pass_time(struct sim *sim)
 	for (uint32_t i = 0; i < SIM_WORKERS; i++) {
 		if (!sim->workers[i].stopped && !sim_once_in(sim, 6)) beat(sim, i);
 	}
+	sim->may_evict = sim->tidies;
 	kvs_engine_tick(sim->engine);
 	for (uint32_t i = 0; i < SIM_WORKERS; i++) {
 		struct sim_worker *own = &sim->workers[i];

@@ -265,6 +265,30 @@ static void take_units(struct sim *sim, struct sim_write *write)
 	}
 }
 
+/* Whose segments may go for this: only its own when the tenant is at its quota. */
+static void expect_evictions(
+    struct sim *sim, const struct sim_sequence *sequence, const struct sim_write *write)
+{
+	const uint32_t tenant = sim->workers[sequence->worker].tenant;
+	struct kvs_tenant_info info = {0};
+	uint64_t asked = 0, part = 0;
+
+	sim->may_evict = true;
+	for (uint32_t i = 0; i < write->count; i++) {
+		if (kvw_segment_bytes(&sim_layout, write->shapes[i].kind, write->shapes[i].start,
+		        write->shapes[i].tokens, &part) == KV_OK)
+			asked += part;
+	}
+	for (uint32_t i = 0; kvs_tenant_info(sim->engine, i, &info) == KV_OK; i++) {
+		const bool own = info.name[strlen(info.name) - 1] == (char)('0' + tenant);
+
+		SIM_REQUIRE(
+		    sim, !own || info.quota == sim->quota[tenant], "%s has another quota", info.name);
+		if (own && info.quota && info.bytes + asked > info.quota)
+			sim->only_tenant = (int32_t)tenant;
+	}
+}
+
 static void reserve(struct sim *sim)
 {
 	struct sim_sequence *sequence = pick(sim, IDLE);
@@ -282,13 +306,14 @@ static void reserve(struct sim *sim)
 		write->count = prompt_shapes(sim, sequence, write->shapes);
 	}
 	if (write->count == 0) return;
-	sim->may_evict = true;
+	expect_evictions(sim, sequence, write);
 	sim_arm(sim);
 	status = kvs_reserve(sim->engine, slot_of(sim, sequence), sequence->handle, write->shapes,
 	    write->count, write->ids);
 	if (sim_disarm(sim, status)) return;
 	if (status == KV_LIMIT) {
-		SIM_REQUIRE(sim, sim->memory_short || sim->growth_fails, "reserve: %s", kv_error_message());
+		SIM_REQUIRE(sim, sim->memory_short || sim->growth_fails || sim->only_tenant >= 0,
+		    "reserve: %s", kv_error_message());
 		sim->counts.refused++;
 		return;
 	}
