@@ -5,6 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -134,4 +135,61 @@ double ctl_find_number(const char *answer, const char *name)
 
 	ctl_find_stat(answer, name, value, sizeof value);
 	return strtod(value, NULL);
+}
+
+double ctl_find_used(const char *answer)
+{
+	static const char *const states[] = {"leased", "cached", "reserved", "quarantined"};
+	char name[64];
+	double used = 0;
+
+	for (size_t i = 0; i < sizeof states / sizeof states[0]; i++) {
+		snprintf(name, sizeof name, "arena_bytes{state=\"%s\"}", states[i]);
+		used += ctl_find_number(answer, name);
+	}
+	return used;
+}
+
+/* The name in a `worker:NAME:state` line; false for other lines. */
+static bool worker_of(const char *line, char name[CTL_NAME_BYTES])
+{
+	static const char head[] = "STAT worker:";
+	const char *start = line + sizeof head - 1;
+	size_t length;
+
+	if (strncmp(line, head, sizeof head - 1) != 0) return false;
+	length = strcspn(start, ": \r\n");
+	if (length >= CTL_NAME_BYTES || strncmp(start + length, ":state ", 7) != 0) return false;
+	memcpy(name, start, length);
+	name[length] = '\0';
+	return true;
+}
+
+bool ctl_next_worker(const char **cursor, char name[CTL_NAME_BYTES])
+{
+	while (**cursor) {
+		const char *line = *cursor;
+
+		*cursor += strcspn(line, "\r\n");
+		*cursor += strspn(*cursor, "\r\n");
+		if (worker_of(line, name)) return true;
+	}
+	return false;
+}
+
+void ctl_find_worker(
+    const char *answer, const char *worker, const char *fact, char *value, size_t size)
+{
+	char name[CTL_NAME_BYTES + 64];
+
+	snprintf(name, sizeof name, "worker:%s:%s", worker, fact);
+	ctl_find_stat(answer, name, value, size);
+}
+
+void ctl_pause(double seconds)
+{
+	struct timespec pause = {.tv_sec = (time_t)seconds};
+
+	pause.tv_nsec = (long)((seconds - (double)pause.tv_sec) * 1e9);
+	nanosleep(&pause, NULL);
 }

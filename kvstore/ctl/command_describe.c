@@ -1,12 +1,11 @@
 /* kvctl describe: what the store is and who works with it, for people. */
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #include "common/base/parse.h"
 #include "kvstore/ctl/ctl.h"
 
-enum { ANSWER_LIMIT = 8 << 20, NAME_BYTES = 64 };
+enum { ANSWER_LIMIT = 8 << 20 };
 
 static const char *const facts[] = {
     "version", "pid", "protocol_version", "boot_generation", "transport", "socket"};
@@ -28,10 +27,7 @@ static void print_memory(const char *answer)
 static void worker_value(
     const char *answer, const char *worker, const char *fact, char *value, size_t size)
 {
-	char name[NAME_BYTES + 64];
-
-	snprintf(name, sizeof name, "worker:%s:%s", worker, fact);
-	ctl_find_stat(answer, name, value, size);
+	ctl_find_worker(answer, worker, fact, value, size);
 	if (!value[0]) snprintf(value, size, "-");
 }
 
@@ -52,35 +48,18 @@ static void print_worker(const char *answer, const char *worker)
 	printf("%-20s %-10s %-20s %-20s %9s %8s\n", worker, state, model, lanes, sequences, rate);
 }
 
-/* The name in a `worker:NAME:state` line; false for other lines. */
-static bool worker_of(const char *line, char name[NAME_BYTES])
-{
-	static const char head[] = "STAT worker:";
-	const char *start = line + sizeof head - 1;
-	size_t length;
-
-	if (strncmp(line, head, sizeof head - 1) != 0) return false;
-	length = strcspn(start, ": \r\n");
-	if (length >= NAME_BYTES || strncmp(start + length, ":state ", 7) != 0) return false;
-	memcpy(name, start, length);
-	name[length] = '\0';
-	return true;
-}
-
 static void print_workers(const char *answer)
 {
-	char name[NAME_BYTES];
+	char name[CTL_NAME_BYTES];
+	const char *cursor = answer;
 	bool heading = false;
 
-	for (const char *line = answer; *line; line += strspn(line, "\r\n")) {
-		if (worker_of(line, name)) {
-			if (!heading)
-				printf("\n%-20s %-10s %-20s %-20s %9s %8s\n", "worker", "state", "model", "lanes",
-				    "sequences", "hit");
-			heading = true;
-			print_worker(answer, name);
-		}
-		line += strcspn(line, "\r\n");
+	while (ctl_next_worker(&cursor, name)) {
+		if (!heading)
+			printf("\n%-20s %-10s %-20s %-20s %9s %8s\n", "worker", "state", "model", "lanes",
+			    "sequences", "hit");
+		heading = true;
+		print_worker(answer, name);
 	}
 	if (!heading) printf("\nno worker has been here in the last ten minutes\n");
 }

@@ -1,7 +1,6 @@
 /* kvctl stat: everything once, or what happened in each interval. */
 #include <errno.h>
 #include <stdio.h>
-#include <time.h>
 
 #include "common/base/clock.h"
 #include "kvstore/ctl/ctl.h"
@@ -19,10 +18,7 @@ static void take_sample(char *answer, struct sample *sample)
 {
 	*sample = (struct sample){.workers = ctl_find_number(answer, "workers{state=\"connected\"}"),
 	    .sequences = ctl_find_number(answer, "sequences{state=\"active\"}"),
-	    .used = ctl_find_number(answer, "arena_bytes{state=\"leased\"}") +
-	            ctl_find_number(answer, "arena_bytes{state=\"cached\"}") +
-	            ctl_find_number(answer, "arena_bytes{state=\"reserved\"}") +
-	            ctl_find_number(answer, "arena_bytes{state=\"quarantined\"}"),
+	    .used = ctl_find_used(answer),
 	    .limit = ctl_find_number(answer, "arena_limit_bytes"),
 	    .commits = ctl_find_number(answer, "commits_total{result=\"ok\"}"),
 	    .verified = ctl_find_number(answer, "verified_bytes_total"),
@@ -53,14 +49,6 @@ static void print_text(const struct sample *now, const struct sample *before)
 	    100.0 * now->hit);
 }
 
-static void pause_for(double seconds)
-{
-	struct timespec pause = {.tv_sec = (time_t)seconds};
-
-	pause.tv_nsec = (long)((seconds - (double)pause.tv_sec) * 1e9);
-	nanosleep(&pause, NULL);
-}
-
 static void print_all(struct kv_text_buffer *answer)
 {
 	const char *name;
@@ -79,7 +67,7 @@ static enum kv_status repeat(const struct ctl_settings *settings, struct kv_text
 	KV_TRY(ctl_ask(settings, "stats", answer));
 	take_sample(answer->data, &before);
 	for (uint32_t line = 0; !settings->count || line < settings->count; line++) {
-		pause_for(settings->interval);
+		ctl_pause(settings->interval);
 		KV_TRY(ctl_ask(settings, settings->json ? "stats json" : "stats", answer));
 		if (settings->json) {
 			fputs(kv_text(answer), stdout);
@@ -129,9 +117,9 @@ enum kv_status ctl_ready(const struct ctl_settings *settings)
 		/* A store that hangs must not make this longer than was asked for, if anything was. */
 		if (settings->wait > 0 && deadline < now + settings->timeout_ms)
 			once.timeout_ms = deadline > now ? deadline - now : 1;
-		status = ctl_ask(&once, "health", &answer);
+		status = ctl_ask(&once, "ready", &answer);
 		if (status == KV_OK || kv_now_ms() >= deadline) break;
-		pause_for(0.05);
+		ctl_pause(0.05);
 	}
 	if (settings->json) {
 		kv_text_reset(&answer);

@@ -19,7 +19,13 @@ struct ctl_settings {
 	bool json;
 	double interval; /* seconds between two lines of stat; 0: one shot */
 	uint32_t count;  /* lines of stat (0: no end), or pings (0: three) */
-	double wait;     /* seconds that ready waits */
+	double wait;     /* seconds that ready and drain wait */
+	bool once;       /* top: one table */
+	bool off;        /* drain: no more */
+	bool verify;     /* bench: compare what is read with what was written */
+	uint32_t clients;
+	double seconds; /* bench: for each figure */
+	uint64_t working_set;
 	uint64_t timeout_ms;
 };
 
@@ -30,6 +36,10 @@ enum kv_status ctl_stat(const struct ctl_settings *settings);
 enum kv_status ctl_ping(const struct ctl_settings *settings);
 enum kv_status ctl_ready(const struct ctl_settings *settings);
 enum kv_status ctl_describe(const struct ctl_settings *settings);
+enum kv_status ctl_top(const struct ctl_settings *settings);
+enum kv_status ctl_evict(const struct ctl_settings *settings);
+enum kv_status ctl_drain(const struct ctl_settings *settings);
+enum kv_status ctl_bench(const struct ctl_settings *settings);
 
 /* Send one command to the stats socket; `answer` gets its text as it comes.
  * KV_DISCONNECTED names the path when nobody is there; KV_TIMEOUT; KV_PROTOCOL carries the store's
@@ -44,6 +54,17 @@ bool ctl_next_stat(char **cursor, const char **name, const char **value);
 /* A copy of one value, "" when it is not there. */
 void ctl_find_stat(const char *answer, const char *name, char *value, size_t size);
 double ctl_find_number(const char *answer, const char *name);
+/* Bytes of the arena that hold something. */
+double ctl_find_used(const char *answer);
+
+enum { CTL_NAME_BYTES = 64 };
+/* The next worker that the answer tells of: start with *cursor = the text, until false. */
+bool ctl_next_worker(const char **cursor, char name[CTL_NAME_BYTES]);
+/* One fact of it, "" when it is not there. */
+void ctl_find_worker(
+    const char *answer, const char *worker, const char *fact, char *value, size_t size);
+
+void ctl_pause(double seconds);
 
 #ifdef __cplusplus
 }

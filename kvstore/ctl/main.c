@@ -1,13 +1,23 @@
-/* kvctl: looks at a running kvstored. */
+/* kvctl: looks at a running kvstored, and tells it to evict or drain. */
 #include <stddef.h>
 #include <stdio.h>
 
 #include "common/base/log.h"
 #include "common/base/process.h"
+#include "common/transport/transport.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/ctl/ctl.h"
 
-enum { COMMAND_STAT = 1, COMMAND_PING = 2, COMMAND_READY = 4, COMMAND_DESCRIBE = 8 };
+enum {
+	COMMAND_STAT = 1,
+	COMMAND_PING = 2,
+	COMMAND_READY = 4,
+	COMMAND_DESCRIBE = 8,
+	COMMAND_TOP = 16,
+	COMMAND_EVICT = 32,
+	COMMAND_DRAIN = 64,
+	COMMAND_BENCH = 128
+};
 
 #define FIELD(name) offsetof(struct ctl_settings, name)
 
@@ -20,7 +30,8 @@ static const struct kv_option options[] = {
         .group = "Store",
         .help = "The store's stats socket.",
         .check = kv_unix_path_check,
-        .commands = COMMAND_STAT | COMMAND_READY | COMMAND_DESCRIBE},
+        .commands = COMMAND_STAT | COMMAND_READY | COMMAND_DESCRIBE | COMMAND_TOP | COMMAND_EVICT |
+                    COMMAND_DRAIN},
     {.name = "socket",
         .kind = KV_OPTION_STRING,
         .offset = FIELD(socket),
@@ -28,7 +39,7 @@ static const struct kv_option options[] = {
         .unit = "PATH",
         .help = "The store's control socket.",
         .check = kv_unix_path_check,
-        .commands = COMMAND_PING},
+        .commands = COMMAND_PING | COMMAND_BENCH},
     {.name = "timeout",
         .kind = KV_OPTION_DURATION,
         .offset = FIELD(timeout_ms),
@@ -47,23 +58,66 @@ static const struct kv_option options[] = {
         .default_text = "0",
         .unit = "seconds",
         .help =
-            "Print a line of rates after each interval, until interrupted. 0: all numbers once.",
+            "stat: print a line of rates after each interval, until interrupted; 0: all numbers "
+            "once. top: between two tables; 0: two seconds.",
         .maximum_real = 86400.0,
-        .commands = COMMAND_STAT},
+        .commands = COMMAND_STAT | COMMAND_TOP},
     {.name = "count",
         .kind = KV_OPTION_U32,
         .offset = FIELD(count),
         .default_text = "0",
-        .help = "End after so many intervals (0: never), or send so many pings (0: three).",
-        .commands = COMMAND_STAT | COMMAND_PING},
+        .help = "End after so many intervals or tables (0: never), or send so many pings (0: "
+                "three).",
+        .commands = COMMAND_STAT | COMMAND_PING | COMMAND_TOP},
     {.name = "wait",
         .kind = KV_OPTION_DOUBLE,
         .offset = FIELD(wait),
         .default_text = "0",
         .unit = "seconds",
-        .help = "Wait so long for the store to become ready.",
+        .help = "Wait so long for the store to become ready, or to have no active sequence.",
         .maximum_real = 86400.0,
-        .commands = COMMAND_READY},
+        .commands = COMMAND_READY | COMMAND_DRAIN},
+    {.name = "once",
+        .kind = KV_OPTION_FLAG,
+        .offset = FIELD(once),
+        .help = "Print one table and end.",
+        .commands = COMMAND_TOP},
+    {.name = "clients",
+        .kind = KV_OPTION_U32,
+        .offset = FIELD(clients),
+        .default_text = "1",
+        .group = "Bench",
+        .help = "Measure with 1, 2, 4 and so on up to so many clients at once.",
+        .minimum = 1,
+        .maximum = 64,
+        .commands = COMMAND_BENCH},
+    {.name = "seconds",
+        .kind = KV_OPTION_DOUBLE,
+        .offset = FIELD(seconds),
+        .default_text = "0.6",
+        .unit = "seconds",
+        .help = "Time for each figure, half of it for memcpy.",
+        .maximum_real = 30.0,
+        .commands = COMMAND_BENCH},
+    {.name = "working-set",
+        .kind = KV_OPTION_SIZE,
+        .offset = FIELD(working_set),
+        .default_text = "128MiB",
+        .help =
+            "What is read from. The store needs some more than this, and 48MiB for each client.",
+        .minimum = 16 << 20,
+        .maximum = 256 << 20,
+        .commands = COMMAND_BENCH},
+    {.name = "verify",
+        .kind = KV_OPTION_FLAG,
+        .offset = FIELD(verify),
+        .help = "Compare all that is read with what was written.",
+        .commands = COMMAND_BENCH},
+    {.name = "off",
+        .kind = KV_OPTION_FLAG,
+        .offset = FIELD(off),
+        .help = "Take in new workers and sequences again.",
+        .commands = COMMAND_DRAIN},
 };
 
 static const struct kv_command commands[] = {
@@ -73,6 +127,14 @@ static const struct kv_command commands[] = {
     {.name = "describe",
         .summary = "Say what the store is and who works with it.",
         .bit = COMMAND_DESCRIBE},
+    {.name = "top", .summary = "Show the workers, again and again.", .bit = COMMAND_TOP},
+    {.name = "evict", .summary = "Drop every segment that nobody uses.", .bit = COMMAND_EVICT},
+    {.name = "drain",
+        .summary = "Take in no new worker and no new sequence.",
+        .bit = COMMAND_DRAIN},
+    {.name = "bench",
+        .summary = "Measure fetches and commits beside memcpy.",
+        .bit = COMMAND_BENCH},
 };
 
 static const char *const other_sections[] = {"kvstored", "gpu-worker", NULL};
@@ -97,6 +159,15 @@ static enum kv_status run(const struct kv_command *command, const struct ctl_set
 		return ctl_ping(settings);
 	case COMMAND_READY:
 		return ctl_ready(settings);
+	case COMMAND_TOP:
+		return ctl_top(settings);
+	case COMMAND_EVICT:
+		return ctl_evict(settings);
+	case COMMAND_DRAIN:
+		return ctl_drain(settings);
+	case COMMAND_BENCH:
+		kv_transport_prepare();
+		return ctl_bench(settings);
 	default:
 		return ctl_describe(settings);
 	}
