@@ -105,14 +105,21 @@ static enum kv_status map_page(struct kvc_channel *channel, struct kvc_welcome *
 	int descriptor = kv_frame_take_descriptor(channel->reader);
 	const void *page = NULL;
 	const struct kvw_control_page *control;
+	uint64_t generation;
 
 	if (descriptor < 0)
 		return kv_fail(KV_PROTOCOL, "the store's hello came without its control page");
 	welcome->page_descriptor = fcntl(descriptor, F_DUPFD_CLOEXEC, 0);
 	KV_TRY(kv_control_page_map(descriptor, &page));
 	control = page;
+	generation = atomic_load_explicit(
+	    (const _Atomic uint64_t *)&control->boot_generation, memory_order_acquire);
+	if (welcome->page_descriptor >= 0 && control->magic == KVW_CONTROL_MAGIC && !generation) {
+		kv_control_page_unmap(page);
+		return kv_fail(KV_DISCONNECTED, "the store at %s stops", channel->path);
+	}
 	if (welcome->page_descriptor < 0 || control->magic != KVW_CONTROL_MAGIC ||
-	    control->boot_generation != welcome->generation || welcome->slot >= KVW_CONTROL_SLOTS) {
+	    generation != welcome->generation || welcome->slot >= KVW_CONTROL_SLOTS) {
 		kv_control_page_unmap(page);
 		return kv_fail(KV_PROTOCOL, "the store's control page is not what its hello says");
 	}

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
 #include <sys/time.h>
 #include <sys/wait.h>
@@ -70,6 +71,8 @@ static void run_worker(const struct serve_fixture *fixture, const char *const *a
 		dup2(output, 1);
 		dup2(output, 2);
 	}
+	/* A test that is killed takes its worker along. */
+	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	execv(all[0], all);
 	_exit(127);
 }
@@ -174,7 +177,7 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
 }
 
 /* What the socket has, once: its bytes' number, 0 at the end, -1 when none came in time. */
-static ssize_t read_more(struct serve_call *call)
+static ssize_t read_more(struct serve_call *call, int flags)
 {
 	ssize_t got;
 
@@ -186,7 +189,7 @@ static ssize_t read_more(struct serve_call *call)
 		call->capacity = call->capacity * 2 + 131072;
 	}
 	do
-		got = recv(call->fd, call->raw + call->length, 65535, 0);
+		got = recv(call->fd, call->raw + call->length, 65535, flags);
 	while (got < 0 && errno == EINTR);
 	if (got < 0) return -1;
 	call->length += (size_t)got;
@@ -200,7 +203,7 @@ bool serve_call_read(struct serve_call *call, const char *word)
 		ssize_t got;
 
 		if (word != NULL && call->raw != NULL && strstr(call->raw, word) != NULL) return true;
-		got = read_more(call);
+		got = read_more(call, 0);
 		if (got <= 0) return got == 0 && word == NULL;
 	}
 }
@@ -219,8 +222,18 @@ bool serve_call_tokens(struct serve_call *call, uint32_t tokens)
 		}
 		/* What was cut off is looked at again. */
 		from = call->length > 64 ? call->length - 64 : 0;
-		if (read_more(call) <= 0) return false;
+		if (read_more(call, 0) <= 0) return false;
 	}
+}
+
+bool serve_call_ended(struct serve_call *call)
+{
+	ssize_t got;
+
+	do
+		got = read_more(call, MSG_DONTWAIT);
+	while (got > 0);
+	return got == 0 || (errno != EAGAIN && errno != EWOULDBLOCK);
 }
 
 void serve_call_close(struct serve_call *call)

@@ -42,6 +42,8 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
 bool serve_call_read(struct serve_call *call, const char *word);
 /* Read a stream until an event says that there are as many tokens. False as above. */
 bool serve_call_tokens(struct serve_call *call, uint32_t tokens);
+/* Read what has come; true when that was all of it. Does not wait. */
+bool serve_call_ended(struct serve_call *call);
 void serve_call_close(struct serve_call *call);
 /* Another limit than 60 s for what is read from calls that are opened from now on. */
 void serve_answer_limit(unsigned seconds);

@@ -204,10 +204,15 @@ void store_fixture_kill(struct store_fixture *fixture)
 
 bool store_fixture_stop(struct store_fixture *fixture)
 {
-	int status = 0;
-
 	if (fixture->pid <= 0) return true;
 	kill(fixture->pid, SIGTERM);
+	return store_fixture_ended(fixture);
+}
+
+bool store_fixture_ended(struct store_fixture *fixture)
+{
+	int status = 0;
+
 	if (!wait_end(fixture->pid, STOP_MS, &status)) {
 		fprintf(stderr, "kvstored does not end after SIGTERM\n");
 		store_fixture_kill(fixture);

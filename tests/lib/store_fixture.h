@@ -41,6 +41,9 @@ void store_fixture_kill(struct store_fixture *fixture);
 /* SIGTERM; true when it ended with 0 and left no socket. */
 bool store_fixture_stop(struct store_fixture *fixture);
 
+/* Wait for the end that a SIGTERM asked for; true as above. */
+bool store_fixture_ended(struct store_fixture *fixture);
+
 /* Stop what runs, print the log when `failed`, remove the directory. True when nothing is left of
  * the store in /dev/shm. */
 bool store_fixture_deinit(struct store_fixture *fixture, bool failed);
