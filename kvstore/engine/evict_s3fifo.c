@@ -125,14 +125,14 @@ static struct kvs_segment *victim(struct kvs_engine *engine, const struct kvs_te
 
 	for (;;) {
 		struct kvs_segment *small = kvs_idle_first(engine, SMALL, tenant);
-		struct kvs_segment *main = kvs_idle_first(engine, MAIN, tenant);
+		struct kvs_segment *old = kvs_idle_first(engine, MAIN, tenant);
 
-		if (small && (!main || s3->bytes[SMALL] > (s3->bytes[SMALL] + s3->bytes[MAIN]) / 10)) {
+		if (small && (!old || s3->bytes[SMALL] > (s3->bytes[SMALL] + s3->bytes[MAIN]) / 10)) {
 			if (small->found == 0) return small;
 			another_round(engine, small, 0);
-		} else if (main) {
-			if (main->found == 0) return main;
-			another_round(engine, main, main->found - 1);
+		} else if (old) {
+			if (old->found == 0) return old;
+			another_round(engine, old, old->found - 1);
 		} else {
 			return NULL;
 		}

@@ -105,8 +105,9 @@ uint64_t kvs_pool_release(struct kvs_pool *pool, uint64_t now, uint64_t release_
 	{
 		struct kvs_region *region = region_of(node);
 
-		if (region->used > 0) continue;
-		if (region->empty_since_ms == 0)
+		if (region->used > 0)
+			region->empty_since_ms = 0;
+		else if (region->empty_since_ms == 0)
 			region->empty_since_ms = now;
 		else if (now - region->empty_since_ms >= release_ms)
 			region_destroy(pool, region);

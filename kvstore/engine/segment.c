@@ -147,6 +147,7 @@ void kvs_segment_enter(
 	/* The map has room for every segment, so this cannot fail. */
 	status = kv_hash_map_insert(engine->segments_by_key, segment->key, kv_hash_pointer(segment));
 	KV_CHECK(status == KV_OK);
+	segment->used_ms = engine->environment.now_ms(engine->environment.context);
 	engine->eviction->stored(engine, segment);
 }
 

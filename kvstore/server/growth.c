@@ -132,6 +132,18 @@ static uint64_t wished_bytes(const struct kvs_server *server)
 	return most;
 }
 
+/* Nobody has reserved anything for a while: memory that is made ahead goes back, too. */
+static bool at_rest(struct kvs_server *server, const struct kvs_statistics *now)
+{
+	const uint64_t after = server->settings->release_idle_ms;
+
+	if (now->reserves != server->reserves_seen || !server->reserved_ms) {
+		server->reserves_seen = now->reserves;
+		server->reserved_ms = kv_now_ms();
+	}
+	return after > 0 && kv_now_ms() - server->reserved_ms >= after;
+}
+
 static bool wants_more(struct kvs_server *server)
 {
 	struct kvs_statistics now;
@@ -140,6 +152,7 @@ static bool wants_more(struct kvs_server *server)
 	kvs_engine_statistics(server->engine, &now);
 	if (!can_grow(server, &now)) return false;
 	if (now.free_bytes + server->spare_bytes < wished) return true;
+	if (at_rest(server, &now)) return false;
 	return !server->spare_bytes && now.free_bytes < server->usual_region / 2;
 }
 
@@ -174,5 +187,9 @@ enum kv_status kvs_growth_open(struct kvs_server *server)
 
 void kvs_growth_tick(struct kvs_server *server)
 {
+	struct kvs_statistics now;
+
+	kvs_engine_statistics(server->engine, &now);
+	if (at_rest(server, &now) && !wished_bytes(server)) kvs_spares_free(server);
 	if (wants_more(server)) kvs_growth_start(server);
 }

@@ -70,10 +70,9 @@ static enum kv_status add_to_engine(struct kvs_peer *peer, const Kv__HelloReques
 
 	KV_TRY(kv_codec_layout_from_wire(hello->layout, &request.layout));
 	KV_TRY(kvw_model_layout_check(&request.layout));
-	if (server->settings->isolation) {
-		request.tenant = peer->tenant->name;
-		KV_TRY(kvs_tenant_page(peer->tenant));
-	}
+	/* Else all share what they store: whoever gets in can read the arena. */
+	if (server->settings->isolation || server->quotas.named) request.tenant = peer->tenant->name;
+	if (server->settings->isolation) KV_TRY(kvs_tenant_page(peer->tenant));
 	server->joining_page = peer->tenant->page;
 	KV_TRY(kvs_peer_add(server->engine, &request, &peer->slot, &peer->epoch));
 	peer->layout = request.layout;

@@ -45,6 +45,10 @@
 	X(KVS_RESERVE_FAILURES, "reserve_failures", COUNTER, "", "", "Reservations refused.") \
 	X(KVS_EVICTIONS, "evictions", COUNTER, "", "", "Segments evicted.") \
 	X(KVS_EVICTED, "evicted", COUNTER, "", "bytes", "Bytes evicted.") \
+	X(KVS_EVICTED_QUOTA, "evictions_for_quota", COUNTER, "", "", "Of the evictions: of a tenant's own segments, at its quota.") \
+	X(KVS_EVICTED_AHEAD, "evicted_ahead", COUNTER, "", "bytes", "Of the bytes evicted: above the high watermark.") \
+	X(KVS_QUOTA_REFUSALS, "quota_refusals", COUNTER, "", "", "Of the reservations refused: for a tenant's quota.") \
+	X(KVS_RELEASED, "released", COUNTER, "", "bytes", "Memory given back to the system, because it held nothing.") \
 	X(KVS_ZOMBIES, "zombie_reservations", COUNTER, "", "", "Reservations quarantined, because their worker fell silent.") \
 	X(KVS_LEASE_EXPIRIES, "lease_expiries", COUNTER, "", "", "Leases that lapsed.") \
 	X(KVS_PREFIX_LOOKUP, "prefix_lookup_tokens", COUNTER, "", "", "Prompt tokens looked up.") \

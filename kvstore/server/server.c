@@ -106,7 +106,15 @@ static enum kv_status start_engine(struct kvs_server *server)
 	    .max_peers = settings->max_workers,
 	    .max_sequences = settings->max_sequences,
 	    .separate_tenants = settings->isolation,
-	    .max_tokens = KVS_MAX_TOKENS};
+	    .max_tokens = KVS_MAX_TOKENS,
+	    .eviction = (enum kvs_eviction)settings->eviction,
+	    .tenant_quota = server->quotas.others,
+	    .quotas = server->quotas.quotas,
+	    .quota_count = server->quotas.quota_count,
+	    .high_bytes = settings->memory / 100 * settings->high_watermark,
+	    .low_bytes = settings->memory / 100 * settings->low_watermark,
+	    .unused_ms = settings->evict_unused_ms,
+	    .release_ms = settings->release_idle_ms};
 
 	if (settings->isolation) {
 		options.tenant_sequences = kvs_tenant_share(server, settings->max_sequences, 1);
@@ -145,6 +153,10 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	kv_list_init(&created->workers);
 	KV_TRY_GOTO(status,
 	    kv_metrics_create(allocator, kvs_metric_table, KVS_METRIC_COUNT, &created->metrics), fail);
+	KV_TRY_GOTO(status,
+	    kvs_quotas_parse(
+	        settings->tenants, settings->tenant_quota, settings->memory, &created->quotas),
+	    fail);
 	KV_TRY_GOTO(status, kvs_allow_parse(settings->allow_uid, &created->allow), fail);
 	created->frames = kv_allocator_create("messages", settings->frame_memory);
 	status = KV_NO_MEMORY;

@@ -12,6 +12,7 @@
 #include "common/transport/unix_socket.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/server/metrics_table.h"
+#include "kvstore/server/quota.h"
 #include "kvstore/server/rate_window.h"
 #include "kvstore/server/server.h"
 #include "proto/codec.h"
@@ -87,7 +88,7 @@ struct kvs_tenant {
 	struct kv_list node;
 	struct kvs_server *server;
 	uint32_t uid;
-	char name[16];               /* as the engine knows it */
+	char name[KVS_MAX_TENANT];   /* as the engine knows it; users may share one */
 	uint32_t holds;              /* connections, and closed ones whose jobs run */
 	uint32_t connections;        /* open */
 	struct kv_allocator *frames; /* messages of its connections */
@@ -167,6 +168,7 @@ struct kvs_server {
 	uint64_t region_serial;
 	struct kv_list spares; /* regions that the engine has not asked for yet */
 	uint64_t spare_bytes, usual_region;
+	uint64_t reserves_seen, reserved_ms; /* when the last new reservation was noticed */
 	uint64_t grow_again_ms; /* after a failure, not before this time */
 	struct kv_timer *growth;
 	uint64_t progressed; /* rounds of the transport's progress */
@@ -179,6 +181,7 @@ struct kvs_server {
 	struct kvs_allow allow;
 	struct kv_allocator *frames; /* all messages on their way */
 	struct kv_list tenants;
+	struct kvs_quotas quotas;
 
 	int listener;
 	struct kv_watch *listener_watch;

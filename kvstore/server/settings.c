@@ -6,6 +6,7 @@
 #include "common/base/parse.h"
 #include "common/transport/machine_memory.h"
 #include "common/transport/unix_socket.h"
+#include "kvstore/server/quota.h"
 #include "proto/wire_layout.h"
 
 #define DEFAULT_MEMORY (UINT64_C(4) << 30)
@@ -13,6 +14,7 @@
 
 static const char *const transport_words[] = {"auto", "ucx", "map", NULL};
 static const char *const verify_words[] = {"off", "commit", "fetch", NULL};
+static const char *const eviction_words[] = {"lru", "s3fifo", NULL};
 static const char *const level_words[] = {"error", "warning", "info", "debug", NULL};
 
 #define FIELD(name) offsetof(struct kvs_settings, name)
@@ -58,6 +60,40 @@ static const struct kv_option options[] = {
         .help = "Memory that the arena takes at a time.",
         .maximum = UINT64_C(1) << 40,
         .flags = KV_OPTION_HIDDEN},
+    {.name = "eviction",
+        .kind = KV_OPTION_WORD,
+        .offset = FIELD(eviction),
+        .words = eviction_words,
+        .default_text = "lru",
+        .help = "What goes first at the limit: lru, the longest unused; s3fifo, what was not found "
+                "again soon after it was stored, so that a long scan drops nothing that is used."},
+    {.name = "high-watermark",
+        .kind = KV_OPTION_U32,
+        .offset = FIELD(high_watermark),
+        .default_text = "0",
+        .help = "When more than this percentage of --memory is in use, segments are evicted ahead "
+                "of need. 0: only when memory is asked for.",
+        .maximum = 100},
+    {.name = "low-watermark",
+        .kind = KV_OPTION_U32,
+        .offset = FIELD(low_watermark),
+        .default_text = "80",
+        .help = "The percentage of --memory that this eviction leaves in use.",
+        .maximum = 100},
+    {.name = "evict-unused",
+        .kind = KV_OPTION_DURATION,
+        .offset = FIELD(evict_unused_ms),
+        .default_text = "0",
+        .help = "Segments that nobody has used for this long are evicted. 0: they stay until their "
+                "memory is needed.",
+        .maximum = UINT64_C(31536000000)},
+    {.name = "release-idle",
+        .kind = KV_OPTION_DURATION,
+        .offset = FIELD(release_idle_ms),
+        .default_text = "60s",
+        .help = "Memory of the arena that has held nothing for this long goes back to the system. "
+                "0: never.",
+        .maximum = UINT64_C(31536000000)},
     {.name = "transport",
         .kind = KV_OPTION_WORD,
         .offset = FIELD(transport),
@@ -91,6 +127,20 @@ static const struct kv_option options[] = {
         .help = "With isolation: users that may connect besides the store's own, names or numbers, "
                 "separated by commas. * is everybody.",
         .check = kvs_allow_check},
+    {.name = "tenants",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(tenants),
+        .unit = "UID=NAME,...",
+        .help = "Names of users, who are tenants uid-N else; users of one name share what they "
+                "store. * is everybody who is not listed.",
+        .check = kvs_quotas_check_tenants},
+    {.name = "tenant-quota",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(tenant_quota),
+        .unit = "LIMIT,NAME=LIMIT,...",
+        .help = "The most that each tenant's segments may take, or one's by its name: bytes (2GiB) "
+                "or a part of --memory (25%). A tenant at its limit evicts its own segments only.",
+        .check = kvs_quotas_check_limits},
     {.name = "user-connections",
         .kind = KV_OPTION_U32,
         .offset = FIELD(user_connections),
@@ -158,6 +208,9 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	if (settings->memory && settings->memory < LEAST_MEMORY)
 		return kv_fail(KV_INVALID, "memory is %llu bytes: at least 1MiB is of use",
 		    (unsigned long long)settings->memory);
+	if (settings->high_watermark && settings->low_watermark > settings->high_watermark)
+		return kv_fail(KV_INVALID, "low-watermark is %u and high-watermark %u: it must be less",
+		    settings->low_watermark, settings->high_watermark);
 	if (settings->heartbeat_ms * 2 > settings->lease_ms)
 		return kv_fail(KV_INVALID,
 		    "heartbeat is %llu ms and lease %llu ms: a lease must outlast two heartbeats",

@@ -20,6 +20,10 @@ struct kvs_settings {
 	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
 	int transport;   /* enum kvs_transport_choice */
 	int verify;      /* enum kvs_verify */
+	const char *tenants, *tenant_quota; /* as kvs_quotas_parse takes them */
+	int eviction;                       /* enum kvs_eviction */
+	uint32_t high_watermark, low_watermark;    /* percent of memory; high 0: none */
+	uint64_t evict_unused_ms, release_idle_ms; /* 0: never */
 	uint64_t lease_ms, heartbeat_ms, orphan_ms;
 	uint32_t max_workers;
 	uint32_t max_sequences;

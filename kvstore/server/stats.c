@@ -64,6 +64,10 @@ static void refresh_counters(struct kv_metrics *metrics, const struct kvs_statis
 	kv_metrics_set(metrics, KVS_RESERVE_FAILURES, (int64_t)s->reserve_failures);
 	kv_metrics_set(metrics, KVS_EVICTIONS, (int64_t)s->evictions);
 	kv_metrics_set(metrics, KVS_EVICTED, (int64_t)s->evicted_bytes);
+	kv_metrics_set(metrics, KVS_EVICTED_QUOTA, (int64_t)s->quota_evictions);
+	kv_metrics_set(metrics, KVS_EVICTED_AHEAD, (int64_t)s->watermark_evicted_bytes);
+	kv_metrics_set(metrics, KVS_QUOTA_REFUSALS, (int64_t)s->quota_refusals);
+	kv_metrics_set(metrics, KVS_RELEASED, (int64_t)s->released_bytes);
 	kv_metrics_set(metrics, KVS_ZOMBIES, (int64_t)s->zombie_reservations);
 	kv_metrics_set(metrics, KVS_LEASE_EXPIRIES, (int64_t)s->lease_expiries);
 	kv_metrics_set(metrics, KVS_PREFIX_LOOKUP, (int64_t)s->prefix_lookup_tokens);

@@ -138,7 +138,7 @@ static enum kv_status create_tenant(
 	if (!made) return KV_NO_MEMORY;
 	made->server = server;
 	made->uid = uid;
-	snprintf(made->name, sizeof made->name, "uid-%u", uid);
+	kvs_quotas_tenant(&server->quotas, uid, made->name);
 	made->page_descriptor = -1;
 	made->frames = kv_allocator_create_within(server->frames, made->name,
 	    kvs_tenant_share(server, server->settings->frame_memory, KVS_LEAST_FRAMES));

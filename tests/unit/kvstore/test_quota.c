@@ -1,0 +1,75 @@
+/* Tenants and quotas as options say them. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "kvstore/server/quota.h"
+
+#define GIB (UINT64_C(1) << 30)
+
+static void test_nothing(void **state)
+{
+	struct kvs_quotas quotas;
+	char name[KVS_MAX_TENANT];
+
+	(void)state;
+	assert_int_equal(kvs_quotas_parse(NULL, "", GIB, &quotas), KV_OK);
+	assert_false(quotas.named);
+	kvs_quotas_tenant(&quotas, 1000, name);
+	assert_string_equal(name, "uid-1000");
+}
+
+static void test_limits(void **state)
+{
+	struct kvs_quotas quotas;
+
+	(void)state;
+	assert_int_equal(kvs_quotas_parse(NULL, "25%,uid-7=64MiB,team=50%", 100 * GIB, &quotas), KV_OK);
+	assert_true(quotas.named);
+	assert_int_equal(quotas.others, 25 * GIB);
+	assert_int_equal(quotas.quota_count, 2);
+	assert_string_equal(quotas.quotas[0].tenant, "uid-7");
+	assert_int_equal(quotas.quotas[0].bytes, 64 << 20);
+	assert_int_equal(quotas.quotas[1].bytes, 50 * GIB);
+}
+
+static void test_names(void **state)
+{
+	struct kvs_quotas quotas;
+	char name[KVS_MAX_TENANT];
+
+	(void)state;
+	assert_int_equal(kvs_quotas_parse("*=guests,1000=team,1001=team", NULL, GIB, &quotas), KV_OK);
+	kvs_quotas_tenant(&quotas, 1001, name);
+	assert_string_equal(name, "team");
+	kvs_quotas_tenant(&quotas, 5, name);
+	assert_string_equal(name, "guests");
+}
+
+static void test_wrong(void **state)
+{
+	static const char *const limits[] = {"0", "0%", "101%", "x", "a=", "=1MiB", "1MiB,2MiB",
+	    "a b=1MiB", "a234567890123456789012345678901234567890123456789012345678901234567890=1MiB"};
+	static const char *const tenants[] = {"1000", "x=team", "1000=", "-1=team", "1=a/b"};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
+		assert_int_equal(kvs_quotas_check_limits(limits[i]), KV_INVALID);
+	for (size_t i = 0; i < sizeof tenants / sizeof *tenants; i++)
+		assert_int_equal(kvs_quotas_check_tenants(tenants[i]), KV_INVALID);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(test_nothing),
+	    cmocka_unit_test(test_limits),
+	    cmocka_unit_test(test_names),
+	    cmocka_unit_test(test_wrong),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
