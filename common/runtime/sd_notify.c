@@ -13,9 +13,16 @@
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { MESSAGE_SIZE = 512, FIRST_LISTEN_FD = 3, LISTEN_FD_LIMIT = 1024 };
+enum {
+	MESSAGE_SIZE = 512,
+	FIRST_LISTEN_FD = 3,
+	LISTEN_FD_LIMIT = 1024,
+	RETRY_MS = 2,
+	STORE_MS = 1000
+};
 
 struct kv_sd_notify {
 	struct kv_allocator *allocator;
@@ -198,7 +205,10 @@ static enum kv_status send_fd_message(
 {
 	static const char allowed[] =
 	    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
+	const struct timespec pause = {.tv_nsec = RETRY_MS * 1000000L};
+	const uint64_t deadline = kv_now_ms() + STORE_MS;
 	char message[MESSAGE_SIZE];
+	int sent;
 
 	if (!kv_sd_enabled(notify))
 		return kv_fail(
@@ -207,7 +217,11 @@ static enum kv_status send_fd_message(
 		return kv_fail(
 		    KV_INVALID, "'%s' cannot name a stored descriptor; use letters, digits, - and _", name);
 	snprintf(message, sizeof message, "%s=1\nFDNAME=%s", head, name);
-	if (send_message(notify, message, fd) < 0)
+	/* The queue holds few messages, and there may be a descriptor for each of many regions. */
+	while ((sent = send_message(notify, message, fd)) < 0 &&
+	       (errno == EAGAIN || errno == ENOBUFS) && kv_now_ms() < deadline)
+		nanosleep(&pause, NULL);
+	if (sent < 0)
 		return kv_fail(
 		    KV_IO, "the service manager did not take descriptor %s: %s", name, strerror(errno));
 	return KV_OK;

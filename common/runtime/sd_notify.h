@@ -44,7 +44,8 @@ void kv_sd_status(struct kv_sd_notify *notify, const char *format, ...)
 uint64_t kv_sd_watchdog_ms(const struct kv_sd_notify *notify);
 
 /* Have the manager keep a descriptor over a restart under `name` (letters, digits, - and _), or
- * drop all of that name. KV_UNSUPPORTED when there is no manager. */
+ * drop all of that name. Waits up to a second for a manager that is busy. KV_UNSUPPORTED when there
+ * is no manager. */
 enum kv_status kv_sd_store_fd(struct kv_sd_notify *notify, const char *name, int fd);
 enum kv_status kv_sd_remove_fd(struct kv_sd_notify *notify, const char *name);
 

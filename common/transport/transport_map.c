@@ -235,6 +235,62 @@ void kv_control_page_unmap(const void *page)
 	unmap(page, KV_PAGE_BYTES);
 }
 
+/* ---- memory that outlives the process ---- */
+
+static const int kept_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SEAL_SEAL;
+
+enum kv_status kv_kept_create(const void *bytes, size_t length, int *descriptor)
+{
+	enum kv_status status;
+	size_t size = 0, written = 0;
+	int created = -1;
+
+	KV_TRY(kv_pages_round(length, &size));
+	KV_TRY(create_memfd("clusterkv-kept", size, &created));
+	while (written < length) {
+		ssize_t n =
+		    pwrite(created, (const uint8_t *)bytes + written, length - written, (off_t)written);
+
+		if (n < 0 && errno == EINTR) continue;
+		if (n <= 0) {
+			status = kv_fail(KV_LIMIT, "cannot fill %zu bytes of shared memory: %s", length,
+			    n < 0 ? strerror(errno) : "no more is taken");
+			close(created);
+			return status;
+		}
+		written += (size_t)n;
+	}
+	if (fcntl(created, F_ADD_SEALS, kept_seals) < 0) {
+		status = kv_fail(KV_IO, "cannot seal shared memory: %s", strerror(errno));
+		close(created);
+		return status;
+	}
+	*descriptor = created;
+	return KV_OK;
+}
+
+enum kv_status kv_kept_map(int descriptor, uint64_t limit, const uint8_t **bytes, size_t *length)
+{
+	struct stat file = {0};
+	size_t size = 0;
+
+	if (descriptor < 0 || fstat(descriptor, &file) < 0 || file.st_size <= 0 ||
+	    (uint64_t)file.st_size > limit || file.st_size % KV_PAGE_BYTES != 0) {
+		if (descriptor >= 0) close(descriptor);
+		return kv_fail(KV_REFUSED, "it has %lld bytes: whole pages, at most %llu bytes, are taken",
+		    (long long)file.st_size, (unsigned long long)limit);
+	}
+	size = (size_t)file.st_size;
+	KV_TRY(map_sealed(descriptor, size, kept_seals, bytes));
+	*length = size;
+	return KV_OK;
+}
+
+void kv_kept_unmap(const uint8_t *bytes, size_t length)
+{
+	unmap(bytes, length);
+}
+
 /* ---- the store's half ---- */
 
 static enum kv_status server_create(
@@ -284,6 +340,29 @@ static enum kv_status region_create(
 	}
 	*base = created->base;
 	*region = created;
+	return KV_OK;
+}
+
+enum kv_status kv_map_region_adopt(struct kv_transport_server *server, int descriptor,
+    uint64_t bytes, struct kv_region **region, uint8_t **base)
+{
+	struct kv_region *adopted = kv_alloc_zero(server->allocator, sizeof *adopted);
+	enum kv_status status;
+	uint8_t *mapped = NULL;
+
+	status = adopted ? kv_pages_round(bytes, &adopted->bytes) : KV_NO_MEMORY;
+	if (status == KV_OK) status = check_sealed(descriptor, adopted->bytes, store_seals);
+	if (status == KV_OK && !(mapped = kv_pages_map(descriptor, adopted->bytes, 0)))
+		status = kv_fail(KV_NO_MEMORY, "cannot map %zu bytes: %s", adopted->bytes, strerror(errno));
+	if (status != KV_OK) {
+		kv_free(server->allocator, adopted);
+		if (descriptor >= 0) close(descriptor);
+		return status;
+	}
+	adopted->base = mapped;
+	adopted->descriptor = descriptor;
+	*base = mapped;
+	*region = adopted;
 	return KV_OK;
 }
 

@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "common/base/status.h"
+#include "common/transport/transport.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -38,6 +39,21 @@ void kv_control_page_destroy(void *page, int descriptor);
 /* The client's half: map the page read-only. Takes the descriptor (closes it), also on failure. */
 enum kv_status kv_control_page_map(int descriptor, const void **page);
 void kv_control_page_unmap(const void *page);
+
+/* ---- memory that outlives the process ---- */
+
+/* A region of the map transport that an earlier process of this store made and filled: mapped
+ * read-only, for nobody can write to it any more. Then as if region_create had made it. Takes the
+ * descriptor, also on failure. KV_REFUSED when it is not such memory of `bytes`. */
+enum kv_status kv_map_region_adopt(struct kv_transport_server *server, int descriptor,
+    uint64_t bytes, struct kv_region **region, uint8_t **base);
+
+/* Memory with these bytes, sealed so that nobody changes them. The descriptor is the caller's. */
+enum kv_status kv_kept_create(const void *bytes, size_t length, int *descriptor);
+/* Map such memory: *length is whole pages, what is behind the bytes are zeros. Takes the
+ * descriptor, also on failure. KV_REFUSED when it is no such memory, or longer than `limit`. */
+enum kv_status kv_kept_map(int descriptor, uint64_t limit, const uint8_t **bytes, size_t *length);
+void kv_kept_unmap(const uint8_t *bytes, size_t length);
 
 #ifdef __cplusplus
 }

@@ -375,7 +375,7 @@ enum kv_status kvs_restore_region(
  * are not. KV_INVALID for what cannot be, KV_EXISTS when its key is there. */
 enum kv_status kvs_restore_segment(
     struct kvs_engine *engine, const struct kvs_saved *saved, uint64_t *id);
-/* Give restored regions that hold no segment back. */
+/* All has been restored: give regions that hold no segment back. Until then they stay. */
 void kvs_restore_end(struct kvs_engine *engine);
 
 /* ---- statistics: gauges as of now, counters since creation ---- */

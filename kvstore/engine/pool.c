@@ -55,6 +55,7 @@ void kvs_pool_init(struct kvs_pool *pool, struct kv_allocator *allocator,
 	pool->region_count = 0;
 	pool->next_index = 0;
 	pool->refusals = 0;
+	pool->adopting = false;
 	kv_list_init(&pool->regions);
 	for (uint32_t i = 0; i < KVS_POOL_BINS; i++)
 		kv_list_init(&pool->bins[i]);
@@ -278,7 +279,7 @@ void kvs_pool_give(struct kvs_pool *pool, struct kvs_extent *extent)
 		absorb_next(pool, extent);
 	}
 	file_free(pool, extent);
-	if (region->frozen && region->used == 0) region_destroy(pool, region);
+	if (region->frozen && region->used == 0 && !pool->adopting) region_destroy(pool, region);
 }
 
 enum kv_status kvs_pool_adopt(
@@ -303,6 +304,7 @@ enum kv_status kvs_pool_adopt(
 	region->bytes = bytes;
 	region->base = base;
 	region->frozen = true;
+	pool->adopting = true;
 	strncpy(region->owner, owner, sizeof region->owner - 1);
 	link_region(pool, region, whole);
 	*index = region->index;

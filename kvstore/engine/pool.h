@@ -48,6 +48,7 @@ struct kvs_pool {
 	struct kv_list regions;
 	struct kv_list bins[KVS_POOL_BINS]; /* free extents by size class */
 	uint32_t region_count, next_index;
+	bool adopting;     /* frozen regions are being filled: empty ones stay */
 	uint64_t refusals; /* regions that the environment did not make */
 };
 

@@ -206,5 +206,6 @@ enum kv_status kvs_restore_segment(
 
 void kvs_restore_end(struct kvs_engine *engine)
 {
+	engine->pool.adopting = false;
 	kvs_pool_trim(&engine->pool);
 }

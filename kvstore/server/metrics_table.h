@@ -55,6 +55,10 @@
 	X(KVS_PREFIX_SHARED, "prefix_hit_tokens", COUNTER, "how=\"shared\"", "", "Prompt tokens found stored.") \
 	X(KVS_PREFIX_COPIED, "prefix_hit_tokens", COUNTER, "how=\"copied\"", "", "") \
 	X(KVS_CONNECTIONS, "connections", COUNTER, "", "", "Connections accepted on the control socket.") \
+	X(KVS_RESTORED, "restored_segments", COUNTER, "", "", "Segments taken over from the run before.") \
+	X(KVS_RESTORE_CORRUPT, "restore_dropped_segments", COUNTER, "reason=\"checksum\"", "", "Segments of the run before that were dropped.") \
+	X(KVS_RESTORE_OTHER, "restore_dropped_segments", COUNTER, "reason=\"other\"", "", "") \
+	X(KVS_RESTORE_REFUSED, "restore_refused", COUNTER, "", "", "Indices of the run before that were refused.") \
 	X(KVS_REFUSED_LIMIT, "connections_refused", COUNTER, "reason=\"limit\"", "", "Connections refused by reason.") \
 	X(KVS_REFUSED_USER, "connections_refused", COUNTER, "reason=\"user\"", "", "") \
 	X(KVS_REFUSED_VERSION, "connections_refused", COUNTER, "reason=\"version\"", "", "") \

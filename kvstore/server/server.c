@@ -167,8 +167,10 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	KV_TRY_GOTO(status, kvs_control_page_start(created), fail);
 	KV_TRY_GOTO(status, kvs_arena_start(created), fail);
 	KV_TRY_GOTO(status, start_engine(created), fail);
+	kvs_warm_start(created);
 	KV_TRY_GOTO(status, start_timers(created), fail);
 	KV_TRY_GOTO(status, kvs_growth_open(created), fail);
+	created->running = true;
 	say_status(created);
 	*server = created;
 	return KV_OK;
@@ -197,6 +199,7 @@ void kvs_server_destroy(struct kvs_server *server)
 	wait_for_jobs(server);
 	kvs_mourning_stop(server);
 	kvs_workers_stop(server);
+	if (server->running) kvs_warm_keep(server);
 	kvs_engine_destroy(server->engine);
 	kvs_arena_stop(server);
 	kvs_control_page_stop(server);

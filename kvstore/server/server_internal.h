@@ -38,6 +38,7 @@ enum {
 	KVS_FRAMES_A_TURN = 32,       /* of one peer before others have theirs */
 	KVS_INLINE_BYTES = 128 << 10, /* less is copied or checked on the loop itself */
 	KVS_MAX_TOKENS = 64 << 20,    /* token ids kept */
+	KVS_INDEX_MAX_KEPT = 65536,   /* segments, as many as the engine holds */
 	KVS_MAX_MOURNED = 1024,
 	KVS_NEWS_REGIONS = 200, /* one message tells of */
 	KVS_WORKER_NAME = 48,
@@ -55,6 +56,7 @@ struct kvs_region {
 	char tenant[KVS_MAX_TENANT]; /* whom it is told to; "": everybody */
 	uint32_t index;
 	uint64_t bytes;
+	bool kept;       /* it goes to the service manager */
 	uint64_t serial; /* regions in the order in which the engine took them, from 1 */
 	struct kv_region *region;
 	uint8_t *base;
@@ -169,7 +171,7 @@ struct kvs_server {
 	struct kv_list spares; /* regions that the engine has not asked for yet */
 	uint64_t spare_bytes, usual_region;
 	uint64_t reserves_seen, reserved_ms; /* when the last new reservation was noticed */
-	uint64_t grow_again_ms; /* after a failure, not before this time */
+	uint64_t grow_again_ms;              /* after a failure, not before this time */
 	struct kv_timer *growth;
 	uint64_t progressed; /* rounds of the transport's progress */
 
@@ -201,6 +203,7 @@ struct kvs_server {
 	struct kv_timer *tick, *status;
 	uint64_t ticked_ms;
 	uint64_t watched_progress;
+	bool running; /* it was started to the end */
 };
 
 /* ---- arena.c ---- */
@@ -232,6 +235,14 @@ bool kvs_growth_needed(struct kvs_server *server, uint64_t bytes);
 void kvs_growth_start(struct kvs_server *server);
 enum kv_status kvs_growth_open(struct kvs_server *server);
 void kvs_growth_tick(struct kvs_server *server);
+
+/* ---- warm_restart.c ---- */
+
+/* Take what the last run kept, if anything; once the engine is there and before anybody is served.
+ */
+void kvs_warm_start(struct kvs_server *server);
+/* Hand the arena to the service manager: nobody writes any more, and the engine is still there. */
+void kvs_warm_keep(struct kvs_server *server);
 
 /* ---- tenant.c ---- */
 

@@ -114,6 +114,12 @@ static const struct kv_option options[] = {
         .help = "Sequences that are remembered, orphans included.",
         .minimum = 1,
         .maximum = 1 << 20},
+    {.name = "warm-restart",
+        .kind = KV_OPTION_BOOL,
+        .offset = FIELD(warm_restart),
+        .default_text = "yes",
+        .help = "Hand the arena to the service manager at the end and take it from there at the "
+                "start: with transport map, where the manager keeps descriptors."},
     {.name = "isolation",
         .kind = KV_OPTION_BOOL,
         .offset = FIELD(isolation),

@@ -28,6 +28,7 @@ struct kvs_settings {
 	uint32_t max_workers;
 	uint32_t max_sequences;
 	bool isolation;
+	bool warm_restart;
 	const char *allow_uid;     /* NULL or "": only the store's own user */
 	uint32_t user_connections; /* 0: chosen */
 	uint64_t frame_memory;
