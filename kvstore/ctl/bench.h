@@ -53,10 +53,10 @@ const char *bench_client_transport(const struct bench_client *client);
 /* A byte of the arena where it can be seen, else NULL. */
 const uint8_t *bench_client_arena(const struct bench_client *client);
 
-/* Make calls of one kind for `nanoseconds`: memcpy of the sizes that `measured` has, or the thing
- * itself. KV_CORRUPT when bytes are wrong (with verify). */
+/* Make calls of one kind until `end_ns` of kv_now_ns, at least one: memcpy of the sizes that
+ * `measured` has, or the thing itself. KV_CORRUPT when bytes are wrong (with verify). */
 enum kv_status bench_client_slice(struct bench_client *client, const struct bench_case *measured,
-    bool plain, uint64_t nanoseconds, struct bench_tally *tally);
+    bool plain, uint64_t end_ns, struct bench_tally *tally);
 
 /* Forget the latencies of the case before. */
 void bench_client_begin(struct bench_client *client);
@@ -69,6 +69,10 @@ enum kv_status bench_pages_make(uint64_t bytes, uint8_t **memory);
 void bench_pages_free(uint8_t *memory, uint64_t bytes);
 /* The share of the mapping around `address` that lies in huge pages; negative: unknown. */
 double bench_pages_huge(const uint8_t *address);
+
+/* Keep this thread on one of the processors that it may use, counted round: short slices end before
+ * the kernel has spread the threads. Best effort. */
+void bench_pin(uint32_t index);
 
 /* What a case came to. Rates in bytes a second, of all clients together. */
 struct bench_result {

@@ -344,9 +344,8 @@ const uint32_t *bench_client_samples(const struct bench_client *client, uint32_t
 }
 
 enum kv_status bench_client_slice(struct bench_client *client, const struct bench_case *measured,
-    bool plain, uint64_t nanoseconds, struct bench_tally *tally)
+    bool plain, uint64_t end_ns, struct bench_tally *tally)
 {
-	uint64_t end = kv_now_ns() + nanoseconds;
 
 	memset(tally, 0, sizeof *tally);
 	do {
@@ -363,6 +362,6 @@ enum kv_status bench_client_slice(struct bench_client *client, const struct benc
 		if (!plain && client->sample_count < BENCH_MAX_SAMPLES)
 			client->samples[client->sample_count++] =
 			    taken < UINT32_MAX ? (uint32_t)taken : UINT32_MAX;
-	} while (kv_now_ns() < end);
+	} while (kv_now_ns() < end_ns);
 	return KV_OK;
 }

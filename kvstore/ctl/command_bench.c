@@ -44,6 +44,7 @@ struct member {
 	uint32_t index;
 	pthread_t thread;
 	struct bench_tally plain, real; /* of the last pair */
+	uint64_t ended_ns;              /* its last slice */
 	enum kv_status status;
 	char message[512]; /* of the status; the thread's own is gone with it */
 };
@@ -53,7 +54,8 @@ struct crew {
 	const struct bench_run *run;
 	bool first; /* prints the heading */
 	uint32_t count, pairs;
-	pthread_mutex_t start; /* held until all threads are there */
+	uint64_t slice_ns, started_ns; /* of the slice that runs */
+	pthread_mutex_t start;         /* held until all threads are there */
 	pthread_barrier_t barrier;
 	atomic_bool failed;
 	struct member members[BENCH_MAX_CLIENTS];
@@ -94,33 +96,53 @@ static bool open_in_turn(struct member *member)
 	return true;
 }
 
-static double rate_of(const struct bench_tally *tally)
+/* Of all clients in the slice that has just ended. One client's time is that of its calls. Several
+ * share processors, so that the time in which all of them did their work is what counts. */
+static double slice_rate(const struct crew *crew, bool plain)
 {
-	return tally->nanoseconds ? (double)tally->bytes * 1e9 / (double)tally->nanoseconds : 0;
-}
-
-static void add_pair(struct crew *crew, uint32_t pair, struct bench_result *result)
-{
-	double rate = 0;
-	double plain = 0;
+	uint64_t nanoseconds = 0;
+	uint64_t bytes = 0;
 
 	for (uint32_t i = 0; i < crew->count; i++) {
-		rate += rate_of(&crew->members[i].real);
-		plain += rate_of(&crew->members[i].plain);
-		result->calls += crew->members[i].real.calls;
+		const struct member *member = &crew->members[i];
+		const struct bench_tally *tally = plain ? &member->plain : &member->real;
+		uint64_t taken =
+		    crew->count == 1 ? tally->nanoseconds : member->ended_ns - crew->started_ns;
+
+		bytes += tally->bytes;
+		if (taken > nanoseconds) nanoseconds = taken;
 	}
-	crew->rates[pair] = rate;
-	crew->plain_rates[pair] = plain;
-	crew->ratios[pair] = plain > 0 ? rate / plain : 0;
+	return nanoseconds ? (double)bytes * 1e9 / (double)nanoseconds : 0;
+}
+
+static void add_slice(struct crew *crew, uint32_t pair, bool plain, struct bench_result *result)
+{
+	*(plain ? &crew->plain_rates[pair] : &crew->rates[pair]) = slice_rate(crew, plain);
+	for (uint32_t i = 0; i < crew->count && !plain; i++)
+		result->calls += crew->members[i].real.calls;
 }
 
 static void take_slice(struct member *member, const struct bench_case *measured, bool plain)
 {
-	struct bench_client *client = member->crew->clients[member->index];
-	enum kv_status status = bench_client_slice(
-	    client, measured, plain, SLICE_NS, plain ? &member->plain : &member->real);
+	struct crew *crew = member->crew;
+	enum kv_status status = bench_client_slice(crew->clients[member->index], measured, plain,
+	    crew->started_ns + crew->slice_ns, plain ? &member->plain : &member->real);
 
+	member->ended_ns = kv_now_ns();
 	if (status != KV_OK) give_up(member, status);
+}
+
+/* All begin at once, and none goes on before the last has ended. */
+static bool take_slice_together(
+    struct member *member, const struct bench_case *measured, bool plain)
+{
+	struct crew *crew = member->crew;
+
+	if (!meet(crew)) return false;
+	if (member->index == 0) crew->started_ns = kv_now_ns();
+	if (!meet(crew)) return false;
+	take_slice(member, measured, plain);
+	return meet(crew);
 }
 
 /* False when a client has failed. */
@@ -130,15 +152,17 @@ static bool run_case(struct member *member, const struct bench_case *measured)
 	struct bench_result result = {.measured = measured, .clients = crew->count};
 
 	/* Once without counting: pages and caches are then as they will be. */
-	take_slice(member, measured, false);
+	if (!take_slice_together(member, measured, false)) return false;
 	bench_client_begin(crew->clients[member->index]);
-	for (uint32_t pair = 0; pair < crew->pairs; pair++) {
-		for (uint32_t half = 0; half < 2; half++) {
-			if (!meet(crew)) return false;
-			take_slice(member, measured, (half + pair) % 2 == 0);
-		}
-		if (!meet(crew)) return false;
-		if (member->index == 0) add_pair(crew, pair, &result);
+	for (uint32_t half = 0; half < 2 * crew->pairs; half++) {
+		uint32_t pair = half / 2;
+		bool plain = (half + pair) % 2 == 0;
+
+		if (!take_slice_together(member, measured, plain)) return false;
+		if (member->index != 0) continue;
+		add_slice(crew, pair, plain, &result);
+		if (half % 2 && crew->plain_rates[pair] > 0)
+			crew->ratios[pair] = crew->rates[pair] / crew->plain_rates[pair];
 	}
 	if (member->index == 0) {
 		enum kv_status status = bench_percentiles(crew->clients, crew->count, &result);
@@ -162,6 +186,7 @@ static void *run_member(void *context)
 	pthread_mutex_unlock(&crew->start);
 	/* Without all of them the barrier would never open. */
 	if (atomic_load_explicit(&crew->failed, memory_order_acquire)) return NULL;
+	if (crew->count > 1) bench_pin(member->index);
 	going = open_in_turn(member);
 	if (going && crew->first && member->index == 0)
 		bench_print_head(crew->run->settings, crew->clients[0], crew->run);
@@ -209,15 +234,20 @@ static enum kv_status run_crew(struct crew *crew)
 	return status;
 }
 
+static uint32_t pairs_of(const struct ctl_settings *settings, uint64_t slice_ns)
+{
+	double pairs = settings->seconds * 1e9 / (2.0 * (double)slice_ns);
+
+	if (pairs < 1) return 1;
+	return pairs < MAX_PAIRS ? (uint32_t)pairs : MAX_PAIRS;
+}
+
 /* 1, 2, 4 and so on, the last of them what was asked for. */
 static enum kv_status run_all(const struct bench_run *run)
 {
 	uint32_t most = run->settings->clients;
-	uint32_t pairs = (uint32_t)(run->settings->seconds * 1e9 / (2.0 * SLICE_NS));
 	enum kv_status status = KV_OK;
 
-	if (!pairs) pairs = 1;
-	if (pairs > MAX_PAIRS) pairs = MAX_PAIRS;
 	for (uint32_t count = 1; status == KV_OK; count = count * 2 < most ? count * 2 : most) {
 		struct crew *crew = kv_alloc_zero(kv_heap(), sizeof *crew);
 
@@ -225,7 +255,9 @@ static enum kv_status run_all(const struct bench_run *run)
 		crew->run = run;
 		crew->first = count == 1;
 		crew->count = count;
-		crew->pairs = pairs;
+		/* Long enough for each to have its turns on two processors. */
+		crew->slice_ns = SLICE_NS * (uint64_t)(count < 2 ? 1 : count / 2);
+		crew->pairs = pairs_of(run->settings, crew->slice_ns);
 		status = run_crew(crew);
 		kv_free(kv_heap(), crew);
 		if (count == most) break;
