@@ -36,6 +36,8 @@ struct gw_exchange {
 	enum gw_route route;
 	bool begun, suspended, answered; /* body is there; connection waits; response is queued */
 	bool gone;                       /* the client went away */
+	bool late;                       /* came while the server drained: nothing waits for it */
+	bool cut_off;                    /* ... before its body was whole */
 	struct kv_watch *hangup;
 
 	struct gw_http_model model; /* for the pool thread, which may outlive the server */

@@ -1,15 +1,18 @@
 /* libmicrohttpd on the event loop: its epoll descriptor is watched, its deadline is a timer, and it
  * runs once more before the loop sleeps when a connection was resumed. */
+#define _GNU_SOURCE /* POLLRDHUP */
 #include "gpu-worker/server/http_server.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <strings.h>
+#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
@@ -28,12 +31,51 @@ static void arm(struct gw_http_server *server)
 		kv_timer_stop(server->timer);
 }
 
+static unsigned connections(const struct gw_http_server *server)
+{
+	const union MHD_DaemonInfo *info =
+	    MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
+
+	return info != NULL ? info->num_connections : 0;
+}
+
+/* A client that ended its half before its body was whole: the daemon would wait for the rest until
+ * the connection's deadline. A short deadline ends it. */
+static void cut_off_half_bodies(struct gw_http_server *server)
+{
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &server->exchanges)
+	{
+		struct gw_exchange *exchange = KV_CONTAINER_OF(node, struct gw_exchange, node);
+		const union MHD_ConnectionInfo *info;
+		struct pollfd one = {.events = POLLRDHUP};
+		int waiting = 0;
+
+		if (exchange->begun || exchange->cut_off || exchange->connection == NULL) continue;
+		info = MHD_get_connection_info(exchange->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
+		if (info == NULL) continue;
+		one.fd = info->connect_fd;
+		if (poll(&one, 1, 0) != 1 || (one.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) continue;
+		if (ioctl(one.fd, FIONREAD, &waiting) == 0 && waiting > 0) continue;
+		MHD_set_connection_option(exchange->connection, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
+		exchange->cut_off = true;
+	}
+}
+
+/* At its limit of connections the daemon stops to listen, and it looks whether it may listen again
+ * only when it runs the next time: so it runs again when connections have gone. */
 static void run_daemon(void *context)
 {
 	struct gw_http_server *server = context;
+	unsigned before;
 
 	server->kick = false;
-	MHD_run(server->daemon);
+	do {
+		before = connections(server);
+		MHD_run(server->daemon);
+	} while (connections(server) < before);
+	cut_off_half_bodies(server);
 	arm(server);
 }
 
@@ -73,7 +115,8 @@ enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connec
 	if (response == NULL) return MHD_NO;
 	MHD_add_response_header(response, "Content-Type", "application/json");
 	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
-	if (allow != NULL) MHD_add_response_header(response, "Allow", allow);
+	if (allow != NULL)
+		MHD_add_response_header(response, "Allow", strcmp(allow, "GET") == 0 ? "GET, HEAD" : allow);
 	if (server->draining) MHD_add_response_header(response, "Connection", "close");
 	result = MHD_queue_response(connection, code, response);
 	MHD_destroy_response(response);
@@ -119,6 +162,13 @@ static bool announces_too_much(
 	return length != NULL && strtoull(length, NULL, 10) > server->options.max_body;
 }
 
+/* HEAD is answered as GET; the daemon leaves the body out. */
+static bool takes_method(const char *taken, const char *method)
+{
+	return strcmp(taken, method) == 0 ||
+	       (strcmp(taken, "GET") == 0 && strcmp(method, "HEAD") == 0);
+}
+
 static enum MHD_Result open_exchange(struct gw_http_server *server,
     struct MHD_Connection *connection, const char *url, const char *method, void **slot)
 {
@@ -131,7 +181,7 @@ static enum MHD_Result open_exchange(struct gw_http_server *server,
 	while (i < sizeof routes / sizeof routes[0] && strcmp(routes[i].path, url) != 0)
 		i++;
 	if (i == sizeof routes / sizeof routes[0]) return refuse_path(server, connection, url, NULL);
-	if (strcmp(routes[i].method, method) != 0)
+	if (!takes_method(routes[i].method, method))
 		return refuse_path(server, connection, url, routes[i].method);
 	if (announces_too_much(server, connection)) {
 		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
@@ -334,16 +384,7 @@ enum kv_status gw_http_server_create(
 
 void gw_http_server_drain(struct gw_http_server *server)
 {
-	MHD_socket fd;
-
-	if (server->draining) return;
 	server->draining = true;
-	fd = MHD_quiesce_daemon(server->daemon);
-	if (fd != MHD_INVALID_SOCKET) {
-		close(fd);
-		server->listen_fd = -1;
-	}
-	run_daemon(server);
 }
 
 void gw_http_server_destroy(struct gw_http_server *server)
@@ -356,7 +397,7 @@ void gw_http_server_destroy(struct gw_http_server *server)
 	kv_loop_before_block(server->options.loop, NULL, NULL);
 	kv_watch_close(server->watch);
 	kv_timer_close(server->timer);
-	/* Closes the listening socket too, where it was not taken back. */
+	/* Closes the listening socket too. */
 	if (server->daemon != NULL)
 		MHD_stop_daemon(server->daemon);
 	else if (server->listen_fd >= 0)
