@@ -6,6 +6,7 @@
 #include "common/base/parse.h"
 #include "common/transport/machine_memory.h"
 #include "common/transport/unix_socket.h"
+#include "kvstore/server/http_listen.h"
 #include "kvstore/server/quota.h"
 #include "proto/wire_layout.h"
 
@@ -40,6 +41,15 @@ static const struct kv_option options[] = {
         .unit = "PATH",
         .help = "Unix socket that answers stats, health and version. Empty for none.",
         .check = check_stats_socket},
+    {.name = "http-listen",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(http_listen),
+        .default_text = "",
+        .unit = "HOST:PORT",
+        .help =
+            "TCP address that answers what the stats socket answers by HTTP, to whoever reaches "
+            "it. Empty for none.",
+        .check = kvs_http_address_check},
     {.name = "max-workers",
         .kind = KV_OPTION_U32,
         .offset = FIELD(max_workers),

@@ -15,7 +15,7 @@ enum kvs_transport_choice { KVS_TRANSPORT_AUTO, KVS_TRANSPORT_UCX, KVS_TRANSPORT
 enum kvs_verify { KVS_VERIFY_OFF, KVS_VERIFY_COMMIT, KVS_VERIFY_FETCH };
 
 struct kvs_settings {
-	const char *socket, *stats_socket;
+	const char *socket, *stats_socket, *http_listen;
 	uint64_t memory; /* 0: chosen by kvs_settings_complete */
 	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
 	int transport;   /* enum kvs_transport_choice */

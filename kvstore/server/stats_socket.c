@@ -13,6 +13,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "kvstore/server/http_listen.h"
 #include "kvstore/server/http_request.h"
 #include "kvstore/server/server_internal.h"
 #include "kvstore/server/stats_answer.h"
@@ -44,14 +45,16 @@ struct reader {
 	uint64_t begun_ms;   /* since when it has been asking, 0: it is not */
 	uint64_t answers_ms; /* since when it has had an answer to take, 0: it has none */
 	bool quits;          /* nothing more is read */
-	bool ended;          /* it sends no more, and takes what it has asked for */
+	bool hung_up;        /* it has closed its sending side, perhaps with more to be read */
+	bool ended;          /* all that it sent was read; it takes what it has asked for */
+	bool http_only;      /* it came over TCP */
 	bool served;         /* a line of it was: it speaks no HTTP */
 };
 
 struct kvs_stats_socket {
 	struct kvs_server *server;
-	int listener;
-	struct kv_watch *watch;
+	int listener, http_listener;
+	struct kv_watch *watch, *http_watch;
 	struct kv_list readers;
 	uint32_t reader_count;
 	uint64_t listen_again_ms; /* 0: listening */
@@ -63,7 +66,7 @@ static void drop(struct reader *reader, const char *why)
 
 	if (why) {
 		kv_metrics_add(owner->server->metrics, KVS_STATS_DROPPED, 1);
-		kv_warning(KVS_MODULE, "stats reader dropped reason=\"%s\"", why);
+		kv_warning_limited(&owner->log, KVS_MODULE, "stats reader dropped reason=\"%s\"", why);
 	}
 	kv_list_remove(&reader->node);
 	owner->reader_count--;
@@ -128,6 +131,12 @@ static bool run_get(struct reader *reader)
 static bool run_question(struct reader *reader)
 {
 	if (!reader->length || reader->quits) return false;
+	if (reader->http_only && !speaks_http(reader)) {
+		kvs_answer_refusal(400, &reader->answer);
+		reader->quits = true;
+		take_input(reader, reader->length);
+		return true;
+	}
 	return speaks_http(reader) ? run_get(reader) : run_line(reader);
 }
 
@@ -198,7 +207,7 @@ static void watch_reader(struct reader *reader)
 	/* Writability brings us back to the lines that wait. */
 	unsigned events = behind(reader) ? KV_LOOP_WRITABLE : KV_LOOP_READABLE;
 
-	kv_watch_update(reader->watch, reader->ended ? events : events | KV_LOOP_HANGUP);
+	kv_watch_update(reader->watch, reader->hung_up ? events : events | KV_LOOP_HANGUP);
 }
 
 /* False when the reader was dropped. */
@@ -214,7 +223,7 @@ static bool receive(struct reader *reader)
 		drop(reader, NULL);
 		return false;
 	}
-	if (n == 0) reader->ended = true;
+	if (n == 0) reader->hung_up = reader->ended = true;
 	if (n > 0) {
 		reader->length += (size_t)n;
 		reader->active_ms = kv_now_ms();
@@ -231,8 +240,8 @@ static void on_reader(void *context, struct kv_watch *watch, unsigned events)
 	if (events & KV_LOOP_READABLE) {
 		if (!receive(reader)) return;
 	} else if (events & KV_LOOP_HANGUP) {
-		/* It may have closed its sending side only; if it is gone, sending will tell. */
-		reader->ended = true;
+		/* If it is gone altogether, sending will tell. */
+		reader->hung_up = true;
 	}
 	if (!serve(reader)) return;
 	if (finished(reader)) {
@@ -271,7 +280,7 @@ static void identify(struct reader *reader)
 	reader->asker.trusted = peer.uid == 0 || peer.uid == (uint32_t)geteuid();
 }
 
-static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket)
+static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket, bool http_only)
 {
 	struct kvs_server *server = owner->server;
 	struct reader *reader;
@@ -286,7 +295,8 @@ static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket)
 	reader->owner = owner;
 	reader->socket = socket;
 	reader->active_ms = kv_now_ms();
-	identify(reader);
+	reader->http_only = http_only;
+	if (!http_only) identify(reader);
 	kv_text_init(&reader->answer, server->allocator, MAX_ANSWER);
 	status = kv_loop_watch_fd(
 	    server->loop, socket, KV_LOOP_READABLE | KV_LOOP_HANGUP, on_reader, reader, &reader->watch);
@@ -299,27 +309,54 @@ static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket)
 	return KV_OK;
 }
 
+static void accept_readers(struct kvs_stats_socket *owner, int listener)
+{
+	for (int turn = 0; turn < COMMANDS_A_TURN; turn++) {
+		int socket = -1;
+
+		if (kv_unix_accept(listener, &socket) != KV_OK) {
+			/* The connection still waits, so that the loop would bring us back at once. */
+			kv_warning(KVS_MODULE, "stats socket: %s", kv_error_message());
+			owner->listen_again_ms = kv_now_ms() + PAUSE_MS;
+			kv_watch_update(owner->watch, 0);
+			if (owner->http_watch) kv_watch_update(owner->http_watch, 0);
+			return;
+		}
+		if (socket < 0) return;
+		if (create_reader(owner, socket, listener == owner->http_listener) == KV_OK) continue;
+		kv_metrics_add(owner->server->metrics, KVS_STATS_DROPPED, 1);
+		kv_warning_limited(&owner->log, KVS_MODULE, "stats reader refused: %s",
+		    kv_error_message());
+		close(socket);
+	}
+}
+
 static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 {
 	struct kvs_stats_socket *owner = context;
 
 	(void)events;
-	for (int turn = 0; turn < COMMANDS_A_TURN; turn++) {
-		int socket = -1;
+	accept_readers(owner, watch == owner->watch ? owner->listener : owner->http_listener);
+}
 
-		if (kv_unix_accept(owner->listener, &socket) != KV_OK) {
-			/* The connection still waits, so that the loop would bring us back at once. */
-			kv_warning(KVS_MODULE, "stats socket: %s", kv_error_message());
-			owner->listen_again_ms = kv_now_ms() + PAUSE_MS;
-			kv_watch_update(watch, 0);
-			return;
-		}
-		if (socket < 0) return;
-		if (create_reader(owner, socket) == KV_OK) continue;
-		kv_metrics_add(owner->server->metrics, KVS_STATS_DROPPED, 1);
-		kv_warning(KVS_MODULE, "stats reader refused: %s", kv_error_message());
-		close(socket);
+/* An address that cannot be had must not keep the store from serving. */
+static void listen_http(struct kvs_stats_socket *owner)
+{
+	const char *address = owner->server->settings->http_listen;
+	enum kv_status status;
+
+	if (!address || !*address) return;
+	status = kvs_http_listen(address, &owner->http_listener);
+	if (status == KV_OK)
+		status = kv_loop_watch_fd(owner->server->loop, owner->http_listener, KV_LOOP_READABLE,
+		    on_listener, owner, &owner->http_watch);
+	if (status == KV_OK) {
+		kv_info(KVS_MODULE, "statistics at http://%s/", address);
+		return;
 	}
+	kv_warning(KVS_MODULE, "no HTTP: %s", kv_error_message());
+	if (owner->http_listener >= 0) close(owner->http_listener);
+	owner->http_listener = -1;
 }
 
 enum kv_status kvs_stats_listen(struct kvs_server *server)
@@ -333,6 +370,7 @@ enum kv_status kvs_stats_listen(struct kvs_server *server)
 	if (!created) return KV_NO_MEMORY;
 	created->server = server;
 	created->listener = -1;
+	created->http_listener = -1;
 	kv_list_init(&created->readers);
 	status = kv_unix_listen(path, KV_UNIX_MODE, &created->listener);
 	if (status == KV_OK) {
@@ -344,6 +382,7 @@ enum kv_status kvs_stats_listen(struct kvs_server *server)
 		kv_free(server->allocator, created);
 		return status;
 	}
+	listen_http(created);
 	server->stats = created;
 	return KV_OK;
 }
@@ -373,6 +412,7 @@ void kvs_stats_tick(struct kvs_server *server, uint64_t now)
 	if (server->stats->listen_again_ms && now >= server->stats->listen_again_ms) {
 		server->stats->listen_again_ms = 0;
 		kv_watch_update(server->stats->watch, KV_LOOP_READABLE);
+		if (server->stats->http_watch) kv_watch_update(server->stats->http_watch, KV_LOOP_READABLE);
 	}
 	KV_LIST_EACH_SAFE(node, following, &server->stats->readers)
 	{
@@ -394,6 +434,8 @@ void kvs_stats_stop(struct kvs_server *server)
 	if (!stats) return;
 	while ((node = kv_list_first(&stats->readers)))
 		drop(KV_CONTAINER_OF(node, struct reader, node), NULL);
+	kv_watch_close(stats->http_watch);
+	if (stats->http_listener >= 0) close(stats->http_listener);
 	kv_watch_close(stats->watch);
 	kv_unix_unlisten(stats->listener, server->settings->stats_socket);
 	kv_free(server->allocator, stats);

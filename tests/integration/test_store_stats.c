@@ -2,6 +2,8 @@
  * view, and the commands that change it; kvctl's top, evict, drain and bench. */
 #include "tests/lib/store_client_test.h"
 
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -133,6 +135,59 @@ static void test_http(void **state)
 	put(descriptor, "version\nGET / HTTP/1.1\nquit\n");
 	assert_true(begins(read_all(descriptor, 5000), "VERSION "));
 	assert_non_null(strstr(answer, "ERROR unknown command"));
+}
+
+static unsigned port;
+
+static int connect_tcp(void)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET, .sin_port = htons((uint16_t)port)};
+	int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	assert_int_equal(connect(descriptor, (const struct sockaddr *)&address, sizeof address), 0);
+	return descriptor;
+}
+
+/* A port that was free a moment ago. */
+static int take_port(void)
+{
+	struct sockaddr_in address = {.sin_family = AF_INET};
+	socklen_t length = sizeof address;
+	int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+
+	address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+	assert_int_equal(bind(descriptor, (const struct sockaddr *)&address, sizeof address), 0);
+	assert_int_equal(listen(descriptor, 1), 0);
+	assert_int_equal(getsockname(descriptor, (struct sockaddr *)&address, &length), 0);
+	port = ntohs(address.sin_port);
+	return descriptor;
+}
+
+/* Over TCP there is HTTP only; an address in use is a warning. */
+static void test_tcp(void **state)
+{
+	char option[64];
+	const char *const arguments[] = {"--transport=map", option, NULL};
+	int taken = take_port();
+	int descriptor;
+
+	(void)state;
+	snprintf(option, sizeof option, "--http-listen=127.0.0.1:%u", port);
+	assert_true(store_fixture_init(&fixture));
+	assert_true(store_fixture_start(&fixture, arguments));
+	assert_true(begins(ask("health"), "OK ready "));
+	assert_true(store_fixture_stop(&fixture));
+	close(taken);
+	assert_true(store_fixture_start(&fixture, arguments));
+	descriptor = connect_tcp();
+	put(descriptor, "GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n");
+	assert_true(begins(read_all(descriptor, 5000), "HTTP/1.1 200 OK\r\n"));
+	descriptor = connect_tcp();
+	put(descriptor, "drain\n");
+	assert_true(begins(read_all(descriptor, 5000), "HTTP/1.1 400 "));
+	assert_true(begins(ask("ready"), "OK ready "));
+	assert_true(store_fixture_deinit(&fixture, false));
 }
 
 /* Requests that are too long, wrong or never end: each costs its own connection, and in bounds. */
@@ -489,6 +544,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(test_http, set_up, tear_down),
+	    cmocka_unit_test(test_tcp),
 	    cmocka_unit_test_setup_teardown(test_http_hostile, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_reset_and_evict, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_drain, set_up, tear_down),

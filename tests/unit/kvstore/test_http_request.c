@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "kvstore/server/http_listen.h"
 #include "kvstore/server/http_request.h"
 
 static struct kvs_http_request request;
@@ -98,6 +99,20 @@ static void test_nul(void **state)
 	assert_int_equal(kvs_http_parse(text, sizeof text - 1, &request), 400);
 }
 
+static void test_address(void **state)
+{
+	static const char *const good[] = {"", "127.0.0.1:1", "0.0.0.0:65535", "[::1]:9432"};
+	static const char *const bad[] = {"127.0.0.1", ":80", "127.0.0.1:", "127.0.0.1:0",
+	    "127.0.0.1:65536", "127.0.0.1:99999999999", "127.0.0.1:8x", "localhost:80", "[]:80",
+	    "[::1]", "1.2.3.4.5:80"};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof good / sizeof good[0]; i++)
+		assert_int_equal(kvs_http_address_check(good[i]), KV_OK);
+	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
+		assert_int_equal(kvs_http_address_check(bad[i]), KV_INVALID);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -106,6 +121,7 @@ int main(void)
 	    cmocka_unit_test(test_parts),
 	    cmocka_unit_test(test_refused),
 	    cmocka_unit_test(test_nul),
+	    cmocka_unit_test(test_address),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
