@@ -42,12 +42,11 @@ bool kv_config_built_in(const char *name)
 	return false;
 }
 
-enum kv_status kv_config_unknown(const struct kv_program *program, const struct kv_command *command,
-    const char *name, size_t length, const char *where)
+const char *kv_config_nearest(const struct kv_program *program, const struct kv_command *command,
+    const char *name, size_t length)
 {
 	const char *nearest = NULL;
 	unsigned best = KV_CONFIG_NAME_SIZE;
-	int shown = length < KV_CONFIG_NAME_SIZE ? (int)length : KV_CONFIG_NAME_SIZE - 1;
 
 	for (size_t i = 0; i < program->option_count + BUILT_IN; i++) {
 		bool own = i < program->option_count;
@@ -60,7 +59,16 @@ enum kv_status kv_config_unknown(const struct kv_program *program, const struct 
 			nearest = known;
 		}
 	}
-	if (nearest && near_enough(best, length))
+	return near_enough(best, length) ? nearest : NULL;
+}
+
+enum kv_status kv_config_unknown(const struct kv_program *program, const struct kv_command *command,
+    const char *name, size_t length, const char *where)
+{
+	const char *nearest = kv_config_nearest(program, command, name, length);
+	int shown = length < KV_CONFIG_NAME_SIZE ? (int)length : KV_CONFIG_NAME_SIZE - 1;
+
+	if (nearest)
 		return kv_fail(KV_INVALID, "%s: there is no option '%.*s'; did you mean '%s'?", where,
 		    shown, name, nearest);
 	return kv_fail(

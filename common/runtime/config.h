@@ -4,10 +4,12 @@
  * dashes become underscores), the command line (--name=value, --name value, --flag, --name and
  * --no-name for booleans). Names are the same everywhere; a file may write _ for -. An error names
  * the option, the value, where it came from (file:line, the variable, the command line) and what to
- * do; a name that is in no table is refused with the nearest one that is.
+ * do; a name that is in no table is refused with the nearest one that is. A variable that sets
+ * nothing and is near to one that would is a line of warning.
  *
  * Built in, in every program: --config FILE (or CLUSTERKV_CONFIG), --help, --version, --check
- * (load, validate, say so, exit), --print-config (the effective settings as an INI file, exit).
+ * (load, validate, look at what is named, say so, exit), --print-config (the effective settings as
+ * an INI file, exit).
  */
 #ifndef KV_COMMON_RUNTIME_CONFIG_H
 #define KV_COMMON_RUNTIME_CONFIG_H
@@ -86,6 +88,8 @@ struct kv_program {
 	/* Judge what concerns several options; `settings` is complete. `command` is the one that was
 	 * called, NULL for a program without subcommands. May be NULL. */
 	enum kv_status (*validate)(const struct kv_command *command, const void *settings);
+	/* With --check: look at what the settings name, such as files. May be NULL. */
+	enum kv_status (*check)(const struct kv_command *command, const void *settings);
 };
 
 enum kv_config_action {

@@ -44,6 +44,15 @@ const struct kv_option *kv_config_find(
 /* True for what every program takes and no table holds, such as help; none is set in files. */
 bool kv_config_built_in(const char *name);
 
+/* The active option whose name is so near to one that is in no table that a slip of a finger is
+ * likely; NULL when none is. */
+const char *kv_config_nearest(const struct kv_program *program, const struct kv_command *command,
+    const char *name, size_t length);
+
+/* Of config_environment.c: a line of warning for each variable CLUSTERKV_NAME that sets nothing
+ * and is likely to have been meant to. */
+void kv_config_warn_environment(const struct kv_program *program);
+
 /* Fail for a name that is in no table, with the nearest active one. */
 enum kv_status kv_config_unknown(const struct kv_program *program, const struct kv_command *command,
     const char *name, size_t length, const char *where);

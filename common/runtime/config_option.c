@@ -65,15 +65,20 @@ void kv_option_put_range(const struct kv_option *option, struct kv_text_buffer *
 	}
 }
 
-static enum kv_status out_of_range(const struct kv_option *option, const char *value)
+/* `what` is said of the value, then what is allowed. Only an error path: the range is put together
+ * by the same code as --help's. */
+static enum kv_status refuse(const struct kv_option *option, const char *value, const char *what)
 {
-	/* Only an error path: the range is put together by the same code as --help's. */
+	struct kv_option limited = *option;
 	struct kv_text_buffer range;
 	enum kv_status status;
 
+	/* Without a limit of the option there is that of its kind. */
+	if (!option->maximum && option->kind == KV_OPTION_U32) limited.maximum = UINT32_MAX;
+	if (!option->maximum && option->kind == KV_OPTION_U64) limited.maximum = UINT64_MAX;
 	kv_text_init(&range, kv_heap(), 256);
-	kv_option_put_range(option, &range);
-	status = kv_fail(KV_INVALID, "'%s' is out of range: allowed is %s%s%s", value, kv_text(&range),
+	kv_option_put_range(&limited, &range);
+	status = kv_fail(KV_INVALID, "'%s' %s: allowed is %s%s%s", value, what, kv_text(&range),
 	    option->unit ? " " : "", option->unit ? option->unit : "");
 	kv_text_deinit(&range);
 	return status;
@@ -81,7 +86,10 @@ static enum kv_status out_of_range(const struct kv_option *option, const char *v
 
 static bool in_range(const struct kv_option *option, uint64_t value)
 {
-	return value >= option->minimum && (!option->maximum || value <= option->maximum);
+	uint64_t most = option->kind == KV_OPTION_U32 ? UINT32_MAX : UINT64_MAX;
+
+	if (option->maximum) most = option->maximum;
+	return value >= option->minimum && value <= most;
 }
 
 /* The index of `value` in the option's words. */
@@ -131,19 +139,17 @@ static enum kv_status parse_string(
 static enum kv_status parse_whole(const struct kv_option *option, const char *value, void *settings)
 {
 	uint64_t whole;
-	uint32_t narrow = 0;
+	uint32_t narrow;
 
 	if (option->kind == KV_OPTION_SIZE) {
 		KV_TRY(kv_parse_size(value, &whole));
 	} else if (option->kind == KV_OPTION_DURATION) {
 		KV_TRY(kv_parse_duration_ms(value, &whole));
-	} else if (option->kind == KV_OPTION_U32) {
-		KV_TRY(kv_parse_u32(value, &narrow));
-		whole = narrow;
-	} else {
-		KV_TRY(kv_parse_u64(value, &whole));
+	} else if (kv_parse_u64(value, &whole) != KV_OK) {
+		return refuse(option, value, "is not a whole number in the range");
 	}
-	if (!in_range(option, whole)) return out_of_range(option, value);
+	if (!in_range(option, whole)) return refuse(option, value, "is out of range");
+	narrow = (uint32_t)whole;
 	if (option->kind == KV_OPTION_U32)
 		write_field(option, settings, &narrow);
 	else
@@ -158,7 +164,7 @@ static enum kv_status parse_real(const struct kv_option *option, const char *val
 	KV_TRY(kv_parse_double(value, &real));
 	if (option->minimum_real < option->maximum_real &&
 	    (real < option->minimum_real || real > option->maximum_real))
-		return out_of_range(option, value);
+		return refuse(option, value, "is out of range");
 	write_field(option, settings, &real);
 	return KV_OK;
 }

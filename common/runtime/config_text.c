@@ -89,7 +89,7 @@ static void put_facts(const struct kv_option *option, struct kv_text_buffer *fac
 
 	if (option->flags & KV_OPTION_REQUIRED)
 		kv_text_put(facts, "required");
-	else if (option->default_text && option->kind != KV_OPTION_FLAG)
+	else if (option->default_text && option->default_text[0] && option->kind != KV_OPTION_FLAG)
 		kv_text_printf(facts, "default %s", option->default_text);
 	if (number && option->unit)
 		kv_text_printf(facts, "%s%s", facts->length ? " " : "", option->unit);
@@ -287,17 +287,28 @@ void kv_config_print(
     const struct kv_config *config, const void *settings, struct kv_text_buffer *text)
 {
 	const struct kv_program *program = config->program;
+	const char *group = NULL;
 
 	kv_text_printf(text, "# %s %s\n[%s]\n", program->name, KV_VERSION,
 	    program->section ? program->section : program->name);
 	for (size_t i = 0; i < program->option_count; i++) {
 		const struct kv_option *option = &program->options[i];
 
-		if (option->kind == KV_OPTION_FLAG || (option->flags & KV_OPTION_POSITIONAL) ||
-		    !kv_config_active(option, config->command))
-			continue;
-		if (opens_group(program, i)) kv_text_printf(text, "\n# %s\n", group_of(program, i));
-		print_option(config, i, settings, text);
+		bool positional = (option->flags & KV_OPTION_POSITIONAL) != 0;
+		bool given = strcmp(config->origins[i].text, "default") != 0;
+
+		/* As --help, and what only tests set where they do. */
+		if (!kv_config_active(option, config->command)) continue;
+		if ((option->flags & KV_OPTION_HIDDEN) && !given) continue;
+		if (group_of(program, i) != group) {
+			group = group_of(program, i);
+			kv_text_printf(text, "\n# %s\n", group);
+		}
+		if (positional || option->kind == KV_OPTION_FLAG)
+			kv_text_printf(text, "# %s is for the command line only, and %s\n", option->name,
+			    given ? "given" : "not given");
+		else
+			print_option(config, i, settings, text);
 	}
 }
 
@@ -372,6 +383,11 @@ static int serve_action(
 		kv_config_print(config, settings, &text);
 		return print_text(&text, stdout);
 	case KV_CONFIG_CHECK:
+		if (config->program->check) {
+			enum kv_status status = config->program->check(config->command, settings);
+
+			if (status != KV_OK) return kv_exit_code(config->program, status);
+		}
 		printf("%s: the configuration is valid\n", config->program->name);
 		return KV_EXIT_OK;
 	case KV_CONFIG_RUN:
@@ -422,6 +438,8 @@ bool kv_config_start(const struct kv_program *program, int argc, char *const *ar
 		*exit_code = usage_error(program, chosen);
 		return false;
 	}
+	if (kv_config_action(loaded) == KV_CONFIG_RUN || kv_config_action(loaded) == KV_CONFIG_CHECK)
+		kv_config_warn_environment(program);
 	if (kv_config_action(loaded) != KV_CONFIG_RUN) {
 		*exit_code = serve_action(loaded, settings, allocator);
 		kv_config_destroy(loaded);

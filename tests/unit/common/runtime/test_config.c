@@ -151,6 +151,8 @@ static enum kv_status validate(const struct kv_command *command, const void *opa
 	return KV_OK;
 }
 
+static enum kv_status look(const struct kv_command *command, const void *settings);
+
 static const char *const other_sections[] = {"other", NULL};
 
 static const struct kv_program program = {.name = "tester",
@@ -161,7 +163,8 @@ static const struct kv_program program = {.name = "tester",
     .commands = commands,
     .command_count = 2,
     .other_sections = other_sections,
-    .validate = validate};
+    .validate = validate,
+    .check = look};
 
 static struct settings settings;
 static struct kv_config *config;
@@ -335,6 +338,9 @@ static void mistakes_on_the_command_line_are_explained(void **state)
 	    &commands[0], "--model=m --workers=0", "workers: '0' is out of range", "1 to 64 threads");
 	refused(&commands[0], "--model=m --workers=65", "command line: option workers", "1 to 64");
 	refused(&commands[0], "--model=m --workers=many", "workers", "'many' is not a whole number");
+	refused(&commands[0], "--model=m --workers=9999999999", "workers", "1 to 64 threads");
+	refused(&commands[0], "--model=m --workers=-1", "workers", "1 to 64 threads");
+	refused(&commands[0], "--model=m --seed=-1", "seed", "at most 18446744073709551615");
 	refused(&commands[0], "--model=m --store-memory=1k", "at least 1MiB", "'1k'");
 	refused(&commands[0], "--model=m --timeout=2min", "at most 1min", "timeout");
 	refused(&commands[0], "--model=m --timeout=5", "500ms", "timeout");
@@ -669,6 +675,99 @@ static void warn(const char *line)
 	fclose(file);
 }
 
+/* Of the variable CLUSTERKV_`name`; in `shown`. */
+static void warn_of(const char *name, const char *value)
+{
+	char variable[128];
+
+	snprintf(variable, sizeof variable, "CLUSTERKV_%s", name);
+	setenv(variable, value, 1);
+	assert_int_equal(START("tester", "run", "--model=m"), -1);
+	unsetenv(variable);
+	kv_config_destroy(config);
+	config = NULL;
+}
+
+static void mistyped_variables_are_said(void **state)
+{
+	static const char *const silent[][2] = {{"WORKERS", "3"}, {"STORE_MEMORY", "2MiB"},
+	    {"CONFIG", ""}, {"WROKERS", ""}, {"CACHE_DIR", "x"}, {"SOMETHING_ELSE", "x"}, {"", "x"},
+	    {"A_NAME_THAT_IS_LONGER_THAN_THAT_OF_ANY_OPTION_THAT_HAS_EVER_BEEN_MADE", "x"}};
+
+	(void)state;
+	warn_of("WROKERS", "3");
+	assert_non_null(strstr(shown, "warning"));
+	assert_non_null(strstr(shown, "CLUSTERKV_WROKERS has no effect"));
+	assert_non_null(strstr(shown, "did you mean CLUSTERKV_WORKERS?"));
+	assert_int_equal(settings.workers, 2);
+	warn_of("STORE_MEMRY", "1MiB");
+	assert_non_null(strstr(shown, "did you mean CLUSTERKV_STORE_MEMORY?"));
+	warn_of("workers", "3");
+	assert_non_null(strstr(shown, "did you mean CLUSTERKV_WORKERS?"));
+	warn_of("DRY_RUN", "yes");
+	assert_non_null(strstr(shown, "dry-run is for the command line only"));
+	/* An empty variable is none, and what is near to nothing is somebody else's. */
+	for (size_t i = 0; i < sizeof silent / sizeof silent[0]; i++) {
+		warn_of(silent[i][0], silent[i][1]);
+		assert_string_equal(shown, "");
+	}
+}
+
+static enum kv_status look(const struct kv_command *command, const void *opaque)
+{
+	const struct settings *found = opaque;
+
+	assert_non_null(command);
+	if (strcmp(found->model, "gone") == 0) return kv_fail(KV_IO, "there is no gone");
+	return KV_OK;
+}
+
+static void a_check_looks_at_what_is_named(void **state)
+{
+	(void)state;
+	assert_int_equal(START("tester", "run", "--model=gone", "--check"), KV_EXIT_FAILED);
+	assert_non_null(strstr(shown, "there is no gone"));
+	assert_null(strstr(shown, "valid"));
+	assert_int_equal(START("tester", "run", "--model=m", "--check"), KV_EXIT_OK);
+	assert_non_null(strstr(shown, "valid"));
+	/* Who runs looks for himself. */
+	assert_int_equal(START("tester", "run", "--model=gone"), -1);
+}
+
+/* The names that --help shows of a command are those that --print-config does. */
+static void help_and_print_show_the_same_options(void **state)
+{
+	static char printed[sizeof shown];
+
+	(void)state;
+	for (size_t c = 0; c < 2; c++) {
+		char *const print[] = {"tester", (char *)(uintptr_t)commands[c].name, "--print-config",
+		    c == 0 ? "--model=m" : "in", NULL};
+		char *const help[] = {"tester", (char *)(uintptr_t)commands[c].name, "--help", NULL};
+
+		assert_int_equal(start(4, print), KV_EXIT_OK);
+		memcpy(printed, shown, sizeof shown);
+		assert_int_equal(start(3, help), KV_EXIT_OK);
+		assert_null(strstr(shown, "(default )"));
+		for (size_t i = 0; i < program.option_count; i++) {
+			const struct kv_option *option = &options[i];
+			bool positional = (option->flags & KV_OPTION_POSITIONAL) != 0;
+			char in_help[64], in_print[64], in_remark[64];
+
+			snprintf(in_help, sizeof in_help,
+			    positional                       ? "  %s "
+			    : option->kind == KV_OPTION_BOOL ? "--[no-]%s "
+			                                     : "--%s",
+			    positional ? option->unit : option->name);
+			snprintf(in_print, sizeof in_print, "\n%s = ", option->name);
+			snprintf(in_remark, sizeof in_remark, "\n# %s ", option->name);
+			if ((strstr(shown, in_help) != NULL) !=
+			    (strstr(printed, in_print) != NULL || strstr(printed, in_remark) != NULL))
+				fail_msg("%s is in one of --help and --print-config only", option->name);
+		}
+	}
+}
+
 static void what_has_no_effect_is_said(void **state)
 {
 	(void)state;
@@ -697,6 +796,9 @@ int main(void)
 	    CONFIG_TEST(every_failure_is_survived),
 	    CONFIG_TEST(commands_are_found_or_suggested),
 	    CONFIG_TEST(strings_are_judged),
+	    CONFIG_TEST(mistyped_variables_are_said),
+	    CONFIG_TEST(a_check_looks_at_what_is_named),
+	    CONFIG_TEST(help_and_print_show_the_same_options),
 	    CONFIG_TEST(options_are_judged_together),
 	    CONFIG_TEST(main_gets_its_exit_codes),
 	    CONFIG_TEST(what_has_no_effect_is_said),
