@@ -2,6 +2,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "common/base/log.h"
@@ -206,6 +207,14 @@ static enum kv_status open_engine(struct serving *serving)
 	return gw_engine_create(&options, &serving->engine);
 }
 
+/* When the file was changed last; 0 when that is not known. */
+static int64_t changed_at(const char *path)
+{
+	struct stat file;
+
+	return stat(path, &file) == 0 ? (int64_t)file.st_mtime : 0;
+}
+
 static enum kv_status open_server(struct serving *serving)
 {
 	const struct gw_model_shape *shape = gw_model_shape(serving->worker.model);
@@ -215,6 +224,7 @@ static enum kv_status open_server(struct serving *serving)
 	options.loop = serving->loop;
 	options.engine = serving->engine;
 	options.model.name = serving->worker.model_name;
+	options.model.created = changed_at(serving->settings->model);
 	options.model.tokenizer = serving->worker.tokenizer;
 	options.model.chat_format = serving->worker.chat_format;
 	options.model.vocabulary = shape->vocabulary;

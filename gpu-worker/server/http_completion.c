@@ -124,8 +124,15 @@ void gw_answer_last(struct kv_text_buffer *out, const struct gw_answer *answer,
 	                                 finish_reason(finish))
 	                           : choice(answer, "text", "", 0, finish, 0);
 
-	put_event(
-	    out, envelope(answer, chunk_name(answer), one, usage_of(report), own_part(answer, report)));
+	put_event(out, envelope(answer, chunk_name(answer), one,
+	                   answer->usage_event ? NULL : usage_of(report), own_part(answer, report)));
+	if (answer->usage_event) {
+		json_t *last = envelope(answer, chunk_name(answer), json_null(), usage_of(report), NULL);
+
+		/* The one event without a choice. */
+		json_object_set_new(last, "choices", json_array());
+		put_event(out, last);
+	}
 	kv_text_put(out, "data: [DONE]\n\n");
 }
 
@@ -142,6 +149,7 @@ struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
 {
 	static const char bad[] = "invalid_request_error", broken[] = "server_error";
 	const struct gw_http_error full = {503, broken, "store_full"};
+	const struct gw_http_error model = {404, bad, "model_not_found"};
 	const struct gw_http_error held = {409, bad, "sequence_in_use"};
 	static const struct {
 		enum kv_status status;
@@ -160,6 +168,8 @@ struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
 	    {KV_CANCELLED, {503, broken, "stopping"}},
 	};
 
+	/* Before the engine only a model can be looked for. */
+	if (!by_engine && status == KV_NOT_FOUND) return model;
 	if (by_engine && status == KV_LIMIT) return full;
 	if (by_engine && status == KV_BUSY) return held;
 	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)

@@ -17,6 +17,7 @@ struct gw_answer {
 	int64_t created; /* seconds since 1970 */
 	int chat;
 	uint32_t have_tokens; /* left out of the answer's tokens */
+	int usage_event;      /* usage comes in an event of its own, and not in the last one */
 };
 
 /* All append to `out`, whose status tells whether that worked. */

@@ -29,7 +29,8 @@ enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Conn
 	kv_text_init(&made->out, made->allocator, OUT_LIMIT);
 	kv_list_init(&made->node);
 	kv_list_push_back(&server->exchanges, &made->node);
-	server->exchange_count++;
+	made->late = server->draining;
+	if (!made->late) server->exchange_count++;
 	*exchange = made;
 	return KV_OK;
 }
@@ -40,7 +41,7 @@ static void release(struct gw_exchange *exchange)
 	if (exchange->connection != NULL || exchange->parsing || exchange->in_engine) return;
 	if (exchange->server != NULL) {
 		kv_list_remove(&exchange->node);
-		exchange->server->exchange_count--;
+		if (!exchange->late) exchange->server->exchange_count--;
 	}
 	gw_http_request_deinit(&exchange->request);
 	kv_text_deinit(&exchange->body);
@@ -131,6 +132,7 @@ static void describe_answer(struct gw_exchange *exchange)
 	answer->model = exchange->server->options.model.name;
 	answer->created = (int64_t)(kv_wall_ms() / 1000);
 	answer->chat = exchange->request.chat;
+	answer->usage_event = exchange->request.usage_event;
 	answer->have_tokens = exchange->request.session.have_tokens;
 }
 
@@ -192,8 +194,9 @@ static void put_models(struct gw_exchange *exchange)
 	kv_text_put(&exchange->out, "{\"object\":\"list\",\"data\":[{\"id\":");
 	kv_text_put_json(&exchange->out, model->name);
 	kv_text_printf(&exchange->out,
-	    ",\"object\":\"model\",\"created\":0,\"owned_by\":\"clusterkv\",\"context_length\":%u}]}\n",
-	    model->context);
+	    ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"clusterkv\","
+	    "\"context_length\":%u}]}\n",
+	    (long long)model->created, model->context);
 	exchange->code = 200;
 }
 
@@ -203,10 +206,6 @@ static void begin_completion(struct gw_exchange *exchange)
 	struct gw_http_server *server = exchange->server;
 	char message[128];
 
-	if (server->draining) {
-		fail_with(exchange, KV_CANCELLED, 0, "the worker is stopping");
-		return;
-	}
 	if (kv_text_status(&exchange->body) == KV_LIMIT) {
 		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
 		    (unsigned long long)server->options.max_body);
@@ -229,6 +228,10 @@ static void begin_completion(struct gw_exchange *exchange)
 enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
 {
 	exchange->begun = true;
+	if (exchange->server->draining && exchange->route != GW_ROUTE_HEALTH) {
+		fail_with(exchange, KV_CANCELLED, 0, "the worker is stopping");
+		return gw_exchange_answer(exchange);
+	}
 	switch (exchange->route) {
 	case GW_ROUTE_HEALTH:
 		put_health(exchange);

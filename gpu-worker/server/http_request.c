@@ -2,6 +2,8 @@
 
 #include <string.h>
 
+#include "gpu-worker/server/http_fields.h"
+
 /* What is absent or null keeps the value that it has. */
 static json_t *field(const json_t *body, const char *name)
 {
@@ -118,6 +120,8 @@ static enum kv_status read_sampling(const json_t *body, struct gw_sampler_option
 	return gw_sampler_init(&sampler, sampling);
 }
 
+static const char PROMPT_FORMS[] = "one string or one array of token ids";
+
 static enum kv_status read_token_ids(
     struct gw_http_request *request, const struct gw_http_model *model, const json_t *prompt)
 {
@@ -133,7 +137,7 @@ static enum kv_status read_token_ids(
 		const json_t *value = json_array_get(prompt, i);
 
 		if (!json_is_integer(value))
-			return wrong_type("prompt", "one string or one array of token ids");
+			return wrong_type("prompt", PROMPT_FORMS);
 		id = json_integer_value(value);
 		if (id < 0 || id >= (json_int_t)model->vocabulary)
 			return kv_fail(KV_INVALID,
@@ -146,15 +150,29 @@ static enum kv_status read_token_ids(
 	return KV_OK;
 }
 
+/* A list of prompts is taken when there is one in it. */
+static enum kv_status unwrap_prompt(const json_t **prompt)
+{
+	const json_t *first = json_array_get(*prompt, 0);
+
+	if (!json_is_string(first) && !json_is_array(first)) return KV_OK;
+	if (json_array_size(*prompt) > 1)
+		return kv_fail(KV_INVALID,
+		    "prompt: a list of %zu prompts is not supported, send a request for each",
+		    json_array_size(*prompt));
+	*prompt = first;
+	return KV_OK;
+}
+
 static enum kv_status read_prompt(
     struct gw_http_request *request, const struct gw_http_model *model, int parse_special)
 {
 	const json_t *prompt = field(request->body, "prompt");
 
 	if (prompt == NULL) return kv_fail(KV_INVALID, "prompt: is missing");
+	KV_TRY(unwrap_prompt(&prompt));
 	if (json_is_array(prompt)) return read_token_ids(request, model, prompt);
-	if (!json_is_string(prompt))
-		return wrong_type("prompt", "one string or one array of token ids");
+	if (!json_is_string(prompt)) return wrong_type("prompt", PROMPT_FORMS);
 	return gw_tokenizer_encode(model->tokenizer, request->allocator, json_string_value(prompt),
 	    json_string_length(prompt), parse_special, 1, &request->tokens,
 	    &request->session.token_count);
@@ -181,6 +199,7 @@ static enum kv_status read_content(
 		    !json_is_string(json_object_get(part, "text")))
 			return kv_fail(KV_INVALID,
 			    "messages: content of message %zu must be a string or parts of type text", message);
+		KV_TRY(gw_fields_check(part, GW_FIELDS_PART, "a part of a message's content"));
 		length += json_string_length(json_object_get(part, "text"));
 	}
 	text = kv_alloc(allocator, length + 1);
@@ -205,6 +224,7 @@ static enum kv_status read_message(struct kv_allocator *allocator, const json_t 
 	if (!json_is_object(message) || !json_is_string(role))
 		return kv_fail(KV_INVALID,
 		    "messages: message %zu must be an object with a role and a content", number);
+	KV_TRY(gw_fields_check(message, GW_FIELDS_MESSAGE, "a message"));
 	KV_TRY(read_content(allocator, json_object_get(message, "content"), number, content));
 	out->role = json_string_value(role);
 	out->content = *content;
@@ -257,8 +277,8 @@ static enum kv_status fit(struct gw_http_request *request, const struct gw_http_
 	if (request->session.max_tokens > room)
 		return kv_fail(KV_LIMIT,
 		    "prompt and max_tokens: %u and %u tokens, but this model's context "
-		    "is %u; shorten the prompt or lower max_tokens",
-		    prompt, request->session.max_tokens, model->context);
+		    "is %u; shorten the prompt or lower max_tokens to at most %u",
+		    prompt, request->session.max_tokens, model->context, room);
 	return KV_OK;
 }
 
@@ -276,21 +296,64 @@ static enum kv_status read_own_fields(const json_t *body, struct gw_session_requ
 	return KV_OK;
 }
 
+/* Every prompt has a token at least, so that the answer never has the whole context. */
+static enum kv_status read_max_tokens(
+    const json_t *body, const char *name, const struct gw_http_model *model, uint32_t *out)
+{
+	json_int_t number = *out;
+
+	KV_TRY(read_integer(body, name, INT64_MIN, INT64_MAX, &number));
+	if (field(body, name) == NULL) return KV_OK;
+	if (number >= 1 && number < (json_int_t)model->context) {
+		*out = (uint32_t)number;
+		return KV_OK;
+	}
+	return kv_fail(number < 1 ? KV_INVALID : KV_LIMIT,
+	    "%s: %lld is out of range, must be 1 to %u less the prompt's tokens: this model's context "
+	    "is %u",
+	    name, (long long)number, model->context, model->context);
+}
+
+static enum kv_status read_model(const json_t *body, const struct gw_http_model *model)
+{
+	const json_t *name = field(body, "model");
+
+	if (name == NULL) return KV_OK;
+	if (!json_is_string(name)) return wrong_type("model", "a string");
+	if (strcmp(json_string_value(name), model->name) == 0) return KV_OK;
+	return kv_fail(KV_NOT_FOUND,
+	    "model: this worker serves %s and no other; name that, or leave the field out",
+	    model->name);
+}
+
+static enum kv_status read_stream(struct gw_http_request *request)
+{
+	const json_t *options = field(request->body, "stream_options");
+
+	KV_TRY(read_flag(request->body, "stream", &request->stream));
+	if (options == NULL) return KV_OK;
+	if (!json_is_object(options)) return wrong_type("stream_options", "an object");
+	KV_TRY(gw_fields_check(options, GW_FIELDS_STREAM_OPTIONS, "stream_options"));
+	return read_flag(options, "include_usage", &request->usage_event);
+}
+
 static enum kv_status read_fields(
     struct gw_http_request *request, const struct gw_http_model *model)
 {
-	const json_t *body = request->body, *name = field(body, "model");
+	const json_t *body = request->body;
+	uint32_t *max_tokens = &request->session.max_tokens;
 	int parse_special = 0;
-	json_int_t answers = 1;
 
 	if (!json_is_object(body)) return kv_fail(KV_INVALID, "the body must be a JSON object");
-	if (name != NULL && !json_is_string(name)) return wrong_type("model", "a string");
-	KV_TRY(read_integer(body, "n", 1, 1, &answers));
-	KV_TRY(read_flag(body, "stream", &request->stream));
-	KV_TRY(read_flag(body, "parse_special", &parse_special));
-	KV_TRY(read_u32(body, "max_tokens", 1, &request->session.max_tokens));
 	if (request->chat)
-		KV_TRY(read_u32(body, "max_completion_tokens", 1, &request->session.max_tokens));
+		KV_TRY(gw_fields_check(body, GW_FIELDS_CHAT, "/v1/chat/completions"));
+	else
+		KV_TRY(gw_fields_check(body, GW_FIELDS_COMPLETION, "/v1/completions"));
+	KV_TRY(read_model(body, model));
+	KV_TRY(read_stream(request));
+	KV_TRY(read_flag(body, "parse_special", &parse_special));
+	KV_TRY(read_max_tokens(body, "max_tokens", model, max_tokens));
+	if (request->chat) KV_TRY(read_max_tokens(body, "max_completion_tokens", model, max_tokens));
 	KV_TRY(read_sampling(body, &request->session.sampling));
 	KV_TRY(read_stops(request));
 	KV_TRY(read_own_fields(body, &request->session));

@@ -14,6 +14,7 @@ enum { GW_DEFAULT_ANSWER_TOKENS = 512 };
 /* What is served. Borrowed by all who get it. */
 struct gw_http_model {
 	const char *name;
+	int64_t created; /* when its file was changed last: seconds since 1970 */
 	const struct gw_tokenizer *tokenizer;
 	enum gw_chat_format chat_format;
 	uint32_t vocabulary, context;
@@ -26,12 +27,14 @@ struct gw_http_request {
 	const char *stops[GW_MAX_STOPS];
 	struct gw_session_request session;
 	int chat, stream;
+	int usage_event; /* stream_options.include_usage: usage comes in an event of its own */
 };
 
-/* Parse and tokenize. `chat`: the body has messages, else a prompt. Unknown fields are ignored.
- * KV_INVALID names the field that is wrong; KV_LIMIT: prompt and answer do not fit into the
- * context; KV_UNSUPPORTED: messages for a model whose chat template is not known. Thread-safe. On
- * success the caller calls gw_http_request_deinit; `request` must not be moved. */
+/* Parse and tokenize. `chat`: the body has messages, else a prompt. KV_INVALID names the field that
+ * is wrong, unknown, or asks for what there is not (http_fields.h); KV_NOT_FOUND: a model that is
+ * not the served one; KV_LIMIT: prompt and answer do not fit into the context; KV_UNSUPPORTED:
+ * messages for a model whose chat template is not known. Thread-safe. On success the caller calls
+ * gw_http_request_deinit; `request` must not be moved. */
 enum kv_status gw_http_request_parse(struct gw_http_request *request,
     struct kv_allocator *allocator, const struct gw_http_model *model, int chat, const char *body,
     size_t length);

@@ -44,9 +44,10 @@ const char *gw_http_server_address(const struct gw_http_server *server);
 
 void gw_http_server_event(struct gw_http_server *server, const struct gw_engine_event *event);
 
-/* Accept no connection and no completion any more. */
+/* From now on all that is asked is answered with 503 and "stopping"; /health too. It goes on
+ * listening until it is destroyed, so that nobody is left without an answer. */
 void gw_http_server_drain(struct gw_http_server *server);
-/* Requests that are not answered to their end. */
+/* Requests that are not answered to their end, but for those that came while it drained. */
 uint32_t gw_http_server_busy(const struct gw_http_server *server);
 
 #ifdef __cplusplus

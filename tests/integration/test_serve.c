@@ -6,6 +6,7 @@
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <time.h>
 
 #include <cmocka.h>
@@ -221,6 +222,7 @@ static void refuses_what_is_wrong(void **state)
 {
 	static char large[16384];
 	struct serve_reply reply;
+	struct stat file;
 
 	(void)state;
 	fails("POST", "/v1/completions", "{", 400, "JSON");
@@ -230,17 +232,50 @@ static void refuses_what_is_wrong(void **state)
 	fails("POST", "/v1/completions", "{\"resume\":\"nobody\"}", 404, "nobody");
 	fails("POST", "/v1/completions", "{\"resume\":\"nobody\",\"stream\":true}", 404, "nobody");
 	fails("POST", "/v1/chat/completions", "{\"messages\":5}", 400, "messages");
+	fails("POST", "/v1/completions", "{\"prompt\":\"a\",\"logprobs\":2}", 400, "logprobs: 2");
+	fails("POST", "/v1/completions", "{\"prompt\":\"a\",\"foo\":3}", 400, "foo");
+	fails("POST", "/v1/chat/completions", "{\"messages\":[],\"tools\":[1]}", 400, "tools: [1]");
+	fails("POST", "/v1/completions", "{\"prompt\":\"a\",\"model\":\"b\"}", 404, "tiny_llama.gguf");
 	fails("GET", "/v1/completions", NULL, 405, "POST");
 	fails("POST", "/health", "{}", 405, "GET");
 	fails("GET", "/v2", NULL, 404, "/v2");
 	/* The worker takes 8 KiB. */
 	memset(large, ' ', sizeof large - 1);
 	fails("POST", "/v1/completions", large, 413, "--max-body");
+	assert_true(serve_ask(&worker, "HEAD", "/health", NULL, &reply));
+	assert_int_equal(reply.code, 200);
+	assert_string_equal(reply.body, "");
+	serve_reply_deinit(&reply);
 	assert_true(serve_ask(&worker, "GET", "/v1/models", NULL, &reply));
 	assert_int_equal(reply.code, 200);
 	assert_string_equal(json_string_value(json_object_get(
 	                        json_array_get(json_object_get(reply.json, "data"), 0), "id")),
 	    "tiny_llama.gguf");
+	assert_int_equal(stat(MODEL, &file), 0);
+	assert_int_equal(json_integer_value(json_object_get(
+	                     json_array_get(json_object_get(reply.json, "data"), 0), "created")),
+	    file.st_mtime);
+	serve_reply_deinit(&reply);
+}
+
+/* As OpenAI's clients ask for it: usage is in the last event, which has no choice. */
+static void usage_is_streamed_when_asked_for(void **state)
+{
+	struct serve_reply reply;
+	struct serve_stream stream;
+
+	(void)state;
+	assert_true(serve_ask(&worker, "POST", "/v1/completions",
+	    "{\"model\":\"tiny_llama.gguf\",\"prompt\":[\"the\"],\"max_tokens\":3,\"stream\":true,"
+	    "\"ignore_end\":true,\"stream_options\":{\"include_usage\":true}}",
+	    &reply));
+	assert_true(serve_stream_parse(&reply, &stream));
+	assert_true(stream.done);
+	assert_int_equal(json_array_size(json_object_get(stream.last, "choices")), 0);
+	assert_int_equal(json_integer_value(json_object_get(
+	                     json_object_get(stream.last, "usage"), "completion_tokens")),
+	    3);
+	serve_stream_deinit(&stream);
 	serve_reply_deinit(&reply);
 }
 
@@ -310,6 +345,18 @@ static void too_many_requests_are_refused(void **state)
 	assert_true(serve_wait_number(&worker, "running", 0));
 }
 
+static void is_stopping(const char *method, const char *path, const char *body)
+{
+	struct serve_reply reply;
+
+	assert_true(serve_ask(&worker, method, path, body, &reply));
+	if (reply.code != 503 || strstr(reply.head, "Retry-After: ") == NULL ||
+	    (strcmp(method, "HEAD") == 0) != (reply.body[0] == '\0') ||
+	    (reply.body[0] != '\0' && strstr(reply.body, "stopping") == NULL))
+		fail_msg("%s %s: %d %s", method, path, reply.code, reply.body);
+	serve_reply_deinit(&reply);
+}
+
 static void a_stop_lets_running_requests_end(void **state)
 {
 	struct serve_call call, late;
@@ -318,13 +365,19 @@ static void a_stop_lets_running_requests_end(void **state)
 
 	(void)state;
 	assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions",
-	    body_of(3, "\"max_tokens\":1000,\"stream\":true")));
+	    body_of(3, "\"max_tokens\":4000,\"stream\":true")));
 	assert_true(serve_call_read(&call, "\"tokens\":"));
 	serve_fixture_signal(&worker, SIGTERM);
+	/* Until it is gone it says what it does. */
+	assert_true(serve_wait_status(&worker, "stopping"));
+	is_stopping("GET", "/health", NULL);
+	is_stopping("HEAD", "/health", NULL);
+	is_stopping("POST", "/v1/completions", "{\"prompt\":\"a\"}");
+	is_stopping("GET", "/v1/models", NULL);
 	assert_true(serve_call_finish(&call, &reply));
 	assert_true(serve_stream_parse(&reply, &stream));
 	assert_true(stream.done);
-	assert_int_equal(json_array_size(own(stream.last, "tokens")), 1000);
+	assert_int_equal(json_array_size(own(stream.last, "tokens")), 4000);
 	assert_int_equal(serve_fixture_wait(&worker), 0);
 	assert_false(serve_call_open(&late, &worker, "GET", "/health", NULL));
 	serve_stream_deinit(&stream);
@@ -359,7 +412,7 @@ static void a_second_signal_ends_at_once(void **state)
 	(void)state;
 	open_long(&call, "");
 	serve_fixture_signal(&worker, SIGTERM);
-	assert_true(serve_wait_refused(&worker));
+	assert_true(serve_wait_status(&worker, "stopping"));
 	nanosleep(&later, NULL);
 	serve_fixture_signal(&worker, SIGINT);
 	assert_int_equal(serve_fixture_wait(&worker), 1);
@@ -419,6 +472,7 @@ int main(void)
 	    cmocka_unit_test(ends_before_a_stop_text),
 	    cmocka_unit_test(samples_by_the_seed),
 	    cmocka_unit_test(refuses_what_is_wrong),
+	    cmocka_unit_test(usage_is_streamed_when_asked_for),
 	    cmocka_unit_test(a_client_that_leaves_ends_its_sequence),
 	    cmocka_unit_test(an_id_is_used_once),
 	};

@@ -383,15 +383,3 @@ bool serve_wait_status(const struct serve_fixture *fixture, const char *word)
 {
 	return wait_health(fixture, "status", word, 0);
 }
-
-bool serve_wait_refused(const struct serve_fixture *fixture)
-{
-	for (int i = 0; i < WAIT_STEPS; i++) {
-		struct serve_call call;
-
-		if (!serve_call_open(&call, fixture, "GET", "/health", NULL)) return true;
-		serve_call_close(&call);
-		nap();
-	}
-	return false;
-}

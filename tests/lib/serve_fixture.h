@@ -77,8 +77,6 @@ void serve_stream_deinit(struct serve_stream *stream);
 /* Wait until /health says `name`: `value` (or the status word), for at most 20 s. */
 bool serve_wait_number(const struct serve_fixture *fixture, const char *name, int value);
 bool serve_wait_status(const struct serve_fixture *fixture, const char *word);
-/* Wait until it takes no connection any more. */
-bool serve_wait_refused(const struct serve_fixture *fixture);
 
 #ifdef __cplusplus
 }

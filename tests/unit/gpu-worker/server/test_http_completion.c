@@ -13,7 +13,7 @@ static struct kv_text_buffer out;
 
 static struct gw_answer an_answer(int chat)
 {
-	struct gw_answer answer = {"cmpl-1", "seq", "small", 5, chat, 0};
+	struct gw_answer answer = {"cmpl-1", "seq", "small", 5, chat, 0, 0};
 
 	return answer;
 }
@@ -176,6 +176,29 @@ static void a_chat_stream(void **state)
 	check_stream(1);
 }
 
+static void usage_in_an_event_of_its_own(void **state)
+{
+	struct gw_answer answer = an_answer(1);
+	json_t *report = a_report(), *object;
+	const char *at;
+
+	(void)state;
+	answer.usage_event = 1;
+	gw_answer_last(&out, &answer, GW_FINISH_STOP, report);
+	json_decref(report);
+	assert_int_equal(kv_text_status(&out), KV_OK);
+	object = event(kv_text(&out), &at);
+	text_is(choice(object), "finish_reason", "stop");
+	assert_null(json_object_get(object, "usage"));
+	json_decref(object);
+	object = event(at, &at);
+	assert_int_equal(json_array_size(json_object_get(object, "choices")), 0);
+	text_is(object, "object", "chat.completion.chunk");
+	check_usage(object);
+	json_decref(object);
+	assert_string_equal(at, "data: [DONE]\n\n");
+}
+
 static void errors(void **state)
 {
 	struct gw_http_error error = gw_http_error_of(KV_NOT_FOUND, 1);
@@ -230,6 +253,8 @@ static void statuses(void **state)
 		assert_int_equal(gw_http_error_of(expected[i].status, 1).code, expected[i].engine);
 		assert_non_null(gw_http_error_of(expected[i].status, 0).type);
 	}
+	assert_string_equal(gw_http_error_of(KV_NOT_FOUND, 0).name, "model_not_found");
+	assert_string_equal(gw_http_error_of(KV_NOT_FOUND, 1).name, "sequence_not_found");
 }
 
 static void a_full_buffer_is_noticed(void **state)
@@ -265,6 +290,7 @@ int main(void)
 	    cmocka_unit_test_setup_teardown(a_whole_chat_answer, init_out, deinit_out),
 	    cmocka_unit_test_setup_teardown(a_stream, init_out, deinit_out),
 	    cmocka_unit_test_setup_teardown(a_chat_stream, init_out, deinit_out),
+	    cmocka_unit_test_setup_teardown(usage_in_an_event_of_its_own, init_out, deinit_out),
 	    cmocka_unit_test_setup_teardown(errors, init_out, deinit_out),
 	    cmocka_unit_test(statuses),
 	    cmocka_unit_test(a_full_buffer_is_noticed),

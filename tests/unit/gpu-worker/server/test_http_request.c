@@ -17,7 +17,7 @@ static struct gw_tokenizer *tokenizer;
 
 static struct gw_http_model a_model(enum gw_chat_format format)
 {
-	struct gw_http_model model = {"small", tokenizer, format, SMALL_COUNT, CONTEXT};
+	struct gw_http_model model = {"small", 5, tokenizer, format, SMALL_COUNT, CONTEXT};
 
 	return model;
 }
@@ -46,10 +46,10 @@ static void refused(int chat, const char *body, enum kv_status expected, const c
 
 static void fills_every_field(void **state)
 {
-	static const char body[] = "{\"model\":\"x\",\"prompt\":\"hello\",\"max_tokens\":7,"
+	static const char body[] = "{\"model\":\"small\",\"prompt\":\"hello\",\"max_tokens\":7,"
 	                           "\"temperature\":0.5,\"top_p\":0.25,\"top_k\":3,\"seed\":-1,"
 	                           "\"stop\":[\"a\",\"bc\"],\"stream\":true,\"sequence\":\"id-1\","
-	                           "\"logits_digest\":true,\"ignore_end\":true,\"n\":1,\"echo\":5}";
+	                           "\"logits_digest\":true,\"ignore_end\":true,\"n\":1,\"echo\":false}";
 	struct gw_http_request request;
 	const struct gw_session_request *asked = &request.session;
 
@@ -140,7 +140,11 @@ static void names_the_wrong_field(void **state)
 	    {"{}", "prompt"},
 	    {"{\"prompt\":\"\"}", "prompt"},
 	    {"{\"prompt\":[]}", "prompt"},
-	    {"{\"prompt\":[\"a\"]}", "prompt"},
+	    {"{\"prompt\":[\"a\",\"b\"]}", "2 prompts"},
+	    {"{\"prompt\":[[1],[2]]}", "2 prompts"},
+	    {"{\"prompt\":[[[1]]]}", "prompt"},
+	    {"{\"prompt\":[1,\"a\"]}", "prompt"},
+	    {"{\"prompt\":[true]}", "prompt"},
 	    {"{\"prompt\":[1.5]}", "prompt"},
 	    {"{\"prompt\":[-1]}", "-1"},
 	    {"{\"prompt\":[99999]}", "99999"},
@@ -183,6 +187,156 @@ static void names_the_wrong_field(void **state)
 		refused(0, bad[i][0], KV_INVALID, bad[i][1]);
 }
 
+static void takes_a_list_with_one_prompt(void **state)
+{
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(parse(&request, "{\"prompt\":[\"hello\"]}"), KV_OK);
+	assert_int_equal(request.session.token_count, 1);
+	assert_int_equal(request.session.tokens[0], SMALL_HELLO);
+	gw_http_request_deinit(&request);
+	assert_int_equal(parse(&request, "{\"prompt\":[[1,256,0]]}"), KV_OK);
+	assert_int_equal(request.session.token_count, 3);
+	gw_http_request_deinit(&request);
+}
+
+static void only_the_served_model_is_found(void **state)
+{
+	(void)state;
+	refused(0, "{\"prompt\":\"a\",\"model\":\"gpt-5\"}", KV_NOT_FOUND, "small");
+	refused(0, "{\"prompt\":\"a\",\"model\":\"\"}", KV_NOT_FOUND, "small");
+}
+
+/* A field with a value, in a body that is good without it. */
+static const char *body_with(int chat, const char *name, const char *value)
+{
+	static char body[512];
+
+	snprintf(body, sizeof body, "{%s,\"%s\":%s}",
+	    chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]"
+	         : "\"prompt\":\"hello\"",
+	    name, value);
+	return body;
+}
+
+static void takes_fields_that_change_nothing(void **state)
+{
+	static const struct {
+		int completion, chat;
+		const char *name, *value;
+	} fields[] = {
+	    {1, 1, "n", "1"},
+	    {1, 0, "best_of", "1"},
+	    {1, 0, "echo", "false"},
+	    {1, 0, "suffix", "null"},
+	    {1, 0, "suffix", "\"\""},
+	    {1, 1, "logprobs", "null"},
+	    {1, 1, "logprobs", "false"},
+	    {1, 0, "logprobs", "0"},
+	    {0, 1, "top_logprobs", "0"},
+	    {1, 1, "logit_bias", "{}"},
+	    {1, 1, "frequency_penalty", "0"},
+	    {1, 1, "frequency_penalty", "0.0"},
+	    {1, 1, "presence_penalty", "-0.0"},
+	    {1, 1, "user", "\"u\""},
+	    {1, 1, "metadata", "{\"a\":\"b\"}"},
+	    {1, 1, "store", "false"},
+	    {1, 1, "service_tier", "\"auto\""},
+	    {0, 1, "tools", "[]"},
+	    {0, 1, "tools", "null"},
+	    {0, 1, "tool_choice", "\"none\""},
+	    {0, 1, "parallel_tool_calls", "true"},
+	    {0, 1, "response_format", "{\"type\":\"text\"}"},
+	    {0, 1, "modalities", "[\"text\"]"},
+	    {0, 1, "audio", "null"},
+	    {1, 1, "stream_options", "null"},
+	    {1, 1, "stream_options", "{\"include_usage\":true,\"include_obfuscation\":false}"},
+	};
+	struct gw_http_request request;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+		for (int chat = 0; chat <= 1; chat++) {
+			const char *body = body_with(chat, fields[i].name, fields[i].value);
+
+			if (chat ? !fields[i].chat : !fields[i].completion) continue;
+			if (parse_as(&request, chat, body) != KV_OK)
+				fail_msg("%s: %s", body, kv_error_message());
+			gw_http_request_deinit(&request);
+		}
+}
+
+static void refuses_fields_that_it_would_ignore(void **state)
+{
+	static const struct {
+		int chat;
+		const char *name, *value, *named;
+	} fields[] = {
+	    {0, "foo", "3", "foo"},
+	    {1, "foo", "null", "foo"},
+	    {0, "messages", "[]", "messages: is not a field of /v1/completions"},
+	    {1, "prompt", "\"a\"", "prompt: is not a field of /v1/chat/completions"},
+	    {0, "max_completion_tokens", "3", "max_completion_tokens"},
+	    {0, "logprobs", "2", "logprobs: 2"},
+	    {1, "logprobs", "true", "logprobs: true"},
+	    {1, "top_logprobs", "5", "top_logprobs: 5"},
+	    {0, "echo", "true", "echo: true"},
+	    {0, "best_of", "2", "best_of: 2"},
+	    {1, "n", "2", "n: 2"},
+	    {1, "n", "\"1\"", "n: \"1\""},
+	    {0, "suffix", "\"x\"", "suffix: \"x\""},
+	    {0, "logit_bias", "{\"5\":1}", "logit_bias: {\"5\":1}"},
+	    {1, "frequency_penalty", "0.5", "frequency_penalty: 0.5"},
+	    {1, "frequency_penalty", "false", "frequency_penalty: false"},
+	    {0, "presence_penalty", "-1", "presence_penalty: -1"},
+	    {1, "tools", "[{\"type\":\"function\"}]", "tools: [{"},
+	    {1, "tool_choice", "\"required\"", "tool_choice: \"required\""},
+	    {1, "response_format", "{\"type\":\"json_object\"}", "response_format: {"},
+	    {1, "response_format", "{\"type\":\"text\",\"a\":1}", "response_format: {"},
+	    {1, "modalities", "[\"text\",\"audio\"]", "modalities: ["},
+	    {1, "audio", "{}", "audio: {}"},
+	    {1, "store", "true", "store: true"},
+	    {1, "service_tier", "\"priority\"", "service_tier: \"priority\""},
+	    {1, "stream_options", "true", "stream_options"},
+	    {1, "stream_options", "{\"include_usage\":1}", "include_usage"},
+	    {1, "stream_options", "{\"include_obfuscation\":true}", "include_obfuscation: true"},
+	    {1, "stream_options", "{\"foo\":1}", "foo: is not a field of stream_options"},
+	    {0, "\u00e4\\n", "1", "??"},
+	};
+	char body[512];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++)
+		refused(fields[i].chat, body_with(fields[i].chat, fields[i].name, fields[i].value),
+		    KV_INVALID, fields[i].named);
+	/* Long names and values are cut. */
+	snprintf(body, sizeof body, "{\"prompt\":\"a\",\"suffix\":\"%0200d\"}", 0);
+	refused(0, body, KV_INVALID, "00... is not supported");
+	snprintf(body, sizeof body, "{\"prompt\":\"a\",\"%0200d\":1}", 0);
+	refused(0, body, KV_INVALID, "00...: is not a field");
+}
+
+static void messages_have_the_fields_of_answers(void **state)
+{
+	static const char good[] =
+	    "{\"messages\":[{\"role\":\"assistant\",\"content\":\"hello\",\"refusal\":null,"
+	    "\"annotations\":[],\"audio\":null,\"function_call\":null,\"tool_calls\":null}]}";
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(parse_as(&request, 1, good), KV_OK);
+	gw_http_request_deinit(&request);
+	refused(1, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"name\":\"b\"}]}", KV_INVALID,
+	    "name: \"b\"");
+	refused(1, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\",\"foo\":1}]}", KV_INVALID,
+	    "foo: is not a field of a message");
+	refused(1,
+	    "{\"messages\":[{\"role\":\"user\",\"content\":"
+	    "[{\"type\":\"text\",\"text\":\"a\",\"foo\":1}]}]}",
+	    KV_INVALID, "foo: is not a field of a part");
+}
+
 static void refuses_what_does_not_fit(void **state)
 {
 	char body[2048];
@@ -190,6 +344,9 @@ static void refuses_what_does_not_fit(void **state)
 
 	(void)state;
 	refused(0, "{\"prompt\":\"hello\",\"max_tokens\":100}", KV_LIMIT, "context is 100");
+	refused(0, "{\"prompt\":\"hello\",\"max_tokens\":-1}", KV_INVALID, "1 to 100 less");
+	refused(0, "{\"prompt\":\"hello\",\"max_tokens\":9999999999}", KV_LIMIT, "1 to 100 less");
+	refused(0, "{\"prompt\":[1,1,1],\"max_tokens\":98}", KV_LIMIT, "at most 97");
 	used += (size_t)snprintf(body, sizeof body, "{\"prompt\":[1");
 	for (int i = 1; i < CONTEXT; i++)
 		used += (size_t)snprintf(body + used, sizeof body - used, ",1");
@@ -253,7 +410,7 @@ static void renders_messages(void **state)
 static void refuses_bad_messages(void **state)
 {
 	static const char *const bad[] = {
-	    "{\"prompt\":\"a\"}",
+	    "{}",
 	    "{\"messages\":\"a\"}",
 	    "{\"messages\":[]}",
 	    "{\"messages\":[5]}",
@@ -331,6 +488,11 @@ int main(void)
 	    cmocka_unit_test(marks_are_special_only_where_asked),
 	    cmocka_unit_test(resume_needs_no_prompt),
 	    cmocka_unit_test(names_the_wrong_field),
+	    cmocka_unit_test(takes_a_list_with_one_prompt),
+	    cmocka_unit_test(only_the_served_model_is_found),
+	    cmocka_unit_test(takes_fields_that_change_nothing),
+	    cmocka_unit_test(refuses_fields_that_it_would_ignore),
+	    cmocka_unit_test(messages_have_the_fields_of_answers),
 	    cmocka_unit_test(refuses_what_does_not_fit),
 	    cmocka_unit_test(refuses_too_many_and_too_long_stops),
 	    cmocka_unit_test(refuses_deep_nesting),
