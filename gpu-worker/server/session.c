@@ -157,13 +157,29 @@ static enum kv_status show(struct gw_session *session, int32_t token)
 	return KV_OK;
 }
 
+/* All that the store compares: the policy's digest and what the model's key/values are known by. */
+static const char RESUME_OPTIONS[] =
+	"--policy, --budget, --window, --fold, --sinks, --segment, --cluster-tokens, --dense-layers, "
+	"--iterations, --score, --estimate, --center, --kv-type and --precision";
+
+static enum kv_status explain_refusal(enum kv_status status)
+{
+	char why[256];
+
+	if (status != KV_REFUSED) return status;
+	snprintf(why, sizeof why, "%s", kv_error_message());
+	return kv_fail(KV_REFUSED, "%s; a resume needs the model and the values of %s that the "
+		"sequence was begun with", why, RESUME_OPTIONS);
+}
+
 static enum kv_status open_resumed(struct gw_session *session, const char *id)
 {
 	struct kvc_resume_state state = {0};
 
 	/* What fails here may succeed elsewhere. */
 	session->keep = session->resumed = 1;
-	KV_TRY(gw_sequence_resume(session->pipeline, id, 0, &session->sequence, &state));
+	KV_TRY(explain_refusal(
+		gw_sequence_resume(session->pipeline, id, 0, &session->sequence, &state)));
 	KV_TRY(unpack(session, &state));
 	if (state.decoded_tokens > session->parameters.max_tokens)
 		return kv_fail(KV_CORRUPT, "sequence %s has %u decoded tokens of %u", id,

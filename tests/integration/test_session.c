@@ -85,6 +85,34 @@ static void leave_in_the_middle(struct fixture *f)
 	gw_session_close(session);
 }
 
+/* Whatever makes the store refuse, the options that may be the reason are named. */
+static void a_resume_with_other_options_is_explained(void **state)
+{
+	static const char *const named[] = {"--policy", "--budget", "--window", "--fold", "--sinks",
+	    "--segment", "--cluster-tokens", "--dense-layers", "--iterations", "--score", "--estimate",
+	    "--center", "--kv-type", "--precision"};
+	struct fixture f;
+	struct gw_session *session;
+
+	(void)state;
+	fixture_open(&f, "tiny_llama");
+	leave_in_the_middle(&f);
+	gw_pipeline_destroy(f.pipeline);
+	f.worker.options.policy.budget--;
+	f.pipeline = kvt_pipeline_open(&f.worker);
+	assert_int_equal(resume_session(&f, &session), KV_REFUSED);
+	assert_non_null(strstr(kv_error_message(), "mine"));
+	for (size_t i = 0; i < sizeof named / sizeof named[0]; i++)
+		if (strstr(kv_error_message(), named[i]) == NULL)
+			fail_msg("%s is not in: %s", named[i], kv_error_message());
+	gw_pipeline_destroy(f.pipeline);
+	f.worker.options.policy.budget++;
+	f.pipeline = kvt_pipeline_open(&f.worker);
+	assert_int_equal(resume_session(&f, &session), KV_OK);
+	gw_session_close(session);
+	fixture_close(&f);
+}
+
 static void an_answer_up_to_the_end_of_the_context_is_taken_over(void **state)
 {
 	struct fixture f;
@@ -199,6 +227,7 @@ static void parameters_that_make_no_sense_are_refused(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(a_resume_with_other_options_is_explained),
 	    cmocka_unit_test(an_answer_up_to_the_end_of_the_context_is_taken_over),
 	    cmocka_unit_test(a_failed_take_over_leaves_the_sequence),
 	    cmocka_unit_test(a_prompt_that_nobody_wants_is_not_kept),
