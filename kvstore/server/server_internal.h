@@ -397,6 +397,11 @@ typedef void (*kvs_fact_sink)(void *context, const char *name, const char *word,
 void kvs_worker_facts(
     struct kvs_server *server, const struct kvs_worker *worker, kvs_fact_sink sink, void *context);
 
+/* ---- stats_tenants.c: a few lines for each tenant, nothing where there is a common one ---- */
+
+void kvs_stats_tenants_text(const struct kvs_server *server, struct kv_text_buffer *text);
+void kvs_stats_tenants_prometheus(const struct kvs_server *server, struct kv_text_buffer *text);
+
 /* ---- stats_prometheus.c ---- */
 
 void kvs_stats_prometheus(struct kvs_server *server, struct kv_text_buffer *text);

@@ -235,6 +235,7 @@ void kvs_stats_text(struct kvs_server *server, unsigned parts, struct kv_text_bu
 		store_facts(server, put_line, &sink);
 		kv_metrics_render_stat(server->metrics, "", text);
 		rate_facts(server, NULL, put_line, &sink);
+		kvs_stats_tenants_text(server, text);
 	}
 	KV_LIST_EACH(node, &server->workers)
 	{

@@ -51,6 +51,7 @@ static void put_help(struct kv_text_buffer *text)
 	                  "quit           close the connection\r\n");
 	kv_text_put(text, "reset          the store's counters begin at 0 again\r\n"
 	                  "evict          drop every segment that nobody uses\r\n"
+	                  "evict SIZE     drop about so many bytes of them, evict tenant NAME one's\r\n"
 	                  "drain          take in no new worker and no new sequence\r\n"
 	                  "drain off      take them in again\r\n"
 	                  "reset, evict and drain are for root and the store's own user;\r\n"
@@ -60,9 +61,16 @@ static void put_help(struct kv_text_buffer *text)
 
 /* ---- what changes the store ---- */
 
-static void put_evicted(struct kvs_server *server, struct kv_text_buffer *text)
+static void put_evicted(struct kvs_server *server, const char *line, struct kv_text_buffer *text)
 {
-	uint64_t bytes = kvs_engine_evict(server->engine);
+	struct kvs_evict_target target = {0};
+	struct kvs_evict_request request = {0};
+	uint64_t bytes;
+
+	kvs_stats_evict_target(line, &target);
+	request.bytes = target.bytes;
+	request.tenant = target.tenant[0] ? target.tenant : NULL;
+	bytes = kvs_engine_evict_some(server->engine, &request);
 
 	kv_text_printf(text, "OK evicted %llu bytes\r\n", (unsigned long long)bytes);
 }
@@ -88,7 +96,7 @@ static void change(struct kvs_server *server, const struct kvs_asker *asker, con
 		kv_text_put(text, "OK reset\r\n");
 		break;
 	case KVS_COMMAND_EVICT:
-		put_evicted(server, text);
+		put_evicted(server, line, text);
 		break;
 	default:
 		set_draining(server, command == KVS_COMMAND_DRAIN, text);

@@ -2,6 +2,8 @@
 #ifndef KVS_SERVER_STATS_COMMAND_H
 #define KVS_SERVER_STATS_COMMAND_H
 
+#include <stdint.h>
+
 #include "common/runtime/text_buffer.h"
 
 #ifdef __cplusplus
@@ -27,6 +29,14 @@ enum kvs_stats_command {
 	KVS_COMMAND_DRAIN_OFF,
 	KVS_COMMAND_UNKNOWN
 };
+
+/* What `evict`, `evict SIZE` or `evict tenant NAME` names: bytes 0 and tenant "": everything. */
+struct kvs_evict_target {
+	uint64_t bytes;
+	char tenant[64];
+};
+/* 0 when the line is none of these. */
+int kvs_stats_evict_target(const char *line, struct kvs_evict_target *target);
 
 /* One line without its end; words are separated by blanks. */
 enum kvs_stats_command kvs_stats_parse(const char *line);

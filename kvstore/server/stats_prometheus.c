@@ -208,6 +208,7 @@ void kvs_stats_prometheus(struct kvs_server *server, struct kv_text_buffer *text
 	put_build(server, text);
 	kv_metrics_render_prometheus(&instance, 1, "clusterkv_store_", text);
 	put_rates(server, text);
+	kvs_stats_tenants_prometheus(server, text);
 	if (!server->worker_count) return;
 	put_facts(server, text);
 	put_transport(server, text);

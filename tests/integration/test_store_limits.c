@@ -45,6 +45,7 @@ static void test_quota(void **state)
 	static const char *const arguments[] = {
 	    "--transport=map", "--tenants=*=team", "--tenant-quota=50%,team=4MiB", NULL};
 	struct kvc_store *store;
+	char answer[128];
 	double held;
 
 	(void)state;
@@ -57,6 +58,14 @@ static void test_quota(void **state)
 	assert_true(held > (3 << 20) / 2 && held <= 4 << 20);
 	assert_true(store_fixture_stat(&fixture, "evictions_for_quota_total") > 0);
 	assert_true(store_fixture_stat(&fixture, "quota_refusals_total") == 0);
+	assert_int_equal(store_fixture_stat(&fixture, "tenant_quota_bytes{tenant=\"team\"}"), 4 << 20);
+	assert_true(store_fixture_stat(&fixture, "tenant_evictions_total{tenant=\"team\"}") > 0);
+	assert_true(store_fixture_ask(&fixture, "evict tenant nobody", answer, sizeof answer));
+	assert_string_equal(answer, "OK evicted 0 bytes\r\n");
+	assert_true(store_fixture_ask(&fixture, "evict tenant team", answer, sizeof answer));
+	assert_int_equal(strncmp(answer, "OK evicted ", 11), 0);
+	assert_true(
+	    store_fixture_wait_stat(&fixture, "tenant_bytes{tenant=\"team\",state=\"cached\"}", 0, 0));
 	kvc_close(store);
 }
 

@@ -31,6 +31,11 @@ static void test_words(void **state)
 	assert_int_equal(kvs_stats_parse("reset"), KVS_COMMAND_RESET);
 	assert_int_equal(kvs_stats_parse("evict"), KVS_COMMAND_EVICT);
 	assert_int_equal(kvs_stats_parse("evict all"), KVS_COMMAND_UNKNOWN);
+	assert_int_equal(kvs_stats_parse("evict 0"), KVS_COMMAND_UNKNOWN);
+	assert_int_equal(kvs_stats_parse("evict 64MiB"), KVS_COMMAND_EVICT);
+	assert_int_equal(kvs_stats_parse("evict tenant uid-7"), KVS_COMMAND_EVICT);
+	assert_int_equal(kvs_stats_parse("evict tenant"), KVS_COMMAND_UNKNOWN);
+	assert_int_equal(kvs_stats_parse("evict tenant a b"), KVS_COMMAND_UNKNOWN);
 	assert_int_equal(kvs_stats_parse("drain"), KVS_COMMAND_DRAIN);
 	assert_int_equal(kvs_stats_parse("drain off"), KVS_COMMAND_DRAIN_OFF);
 	assert_int_equal(kvs_stats_parse("drain on"), KVS_COMMAND_UNKNOWN);
