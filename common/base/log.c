@@ -149,3 +149,22 @@ void kv_log(enum kv_log_level level, const char *module, const char *format, ...
 		put_line(line, length);
 	errno = saved_errno;
 }
+
+int kv_log_allows(struct kv_log_limit *limit, const char *module)
+{
+	enum { WINDOW_MS = 10000 };
+	uint64_t now = kv_now_ms();
+
+	if (limit->lines == 0 || now - limit->since_ms >= WINDOW_MS) {
+		if (limit->left_out > 0)
+			kv_warning(module, "%" PRIu32 " more lines like the next one were left out",
+			    limit->left_out);
+		*limit = (struct kv_log_limit){.since_ms = now};
+	}
+	if (limit->lines == KV_LOG_BURST) {
+		limit->left_out++;
+		return 0;
+	}
+	limit->lines++;
+	return 1;
+}

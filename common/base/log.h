@@ -6,6 +6,8 @@
 #ifndef KV_COMMON_BASE_LOG_H
 #define KV_COMMON_BASE_LOG_H
 
+#include <stdint.h>
+
 #ifdef __cplusplus
 extern "C" {
 #endif
@@ -29,6 +31,21 @@ void kv_log(enum kv_log_level level, const char *module, const char *format, ...
     __attribute__((format(printf, 3, 4)))
 #endif
     ;
+
+/* For lines that a peer can cause as often as it likes: in any ten seconds, KV_LOG_BURST lines of
+ * one limit go out; how many more there were is said in one line with the first that comes later.
+ * A limit starts as zeros and is used by one thread. Returns whether the line may go out. */
+enum { KV_LOG_BURST = 20 };
+struct kv_log_limit {
+	uint64_t since_ms;
+	uint32_t lines, left_out;
+};
+int kv_log_allows(struct kv_log_limit *limit, const char *module);
+
+#define kv_warning_limited(limit, module, ...)                                                     \
+	do {                                                                                           \
+		if (kv_log_allows(limit, module)) kv_warning(module, __VA_ARGS__);                         \
+	} while (0)
 
 #define kv_error(module, ...)   kv_log(KV_LOG_ERROR, module, __VA_ARGS__)
 #define kv_warning(module, ...) kv_log(KV_LOG_WARNING, module, __VA_ARGS__)

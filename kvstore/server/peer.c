@@ -94,7 +94,8 @@ void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *w
 	snprintf(text, sizeof text, "%s", why);
 	why = text;
 	if (reason != KVS_BY_PEER && reason != KVS_BY_STORE)
-		kv_warning(KVS_MODULE, "connection closed name=%s pid=%d uid=%u reason=\"%s\"",
+		kv_warning_limited(&server->peer_log, KVS_MODULE,
+		    "connection closed name=%s pid=%d uid=%u reason=\"%s\"",
 		    peer->name[0] ? peer->name : "-", (int)peer->credentials.pid, peer->credentials.uid,
 		    why);
 	if (peer->slot_taken) end_lease(peer, reason, why);

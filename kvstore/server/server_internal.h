@@ -4,6 +4,7 @@
 
 #include <stdbool.h>
 
+#include "common/base/log.h"
 #include "common/collect/list.h"
 #include "common/runtime/metrics.h"
 #include "common/runtime/state_machine.h"
@@ -189,6 +190,7 @@ struct kvs_server {
 	struct kv_watch *listener_watch;
 	uint64_t listen_again_ms; /* 0: listening */
 	uint64_t refused_ms;      /* when a refusal was logged */
+	struct kv_log_limit peer_log; /* of what peers do wrong */
 	struct kv_list peers;
 	uint32_t peer_count;
 	uint32_t jobs; /* work on pool threads, of all peers */

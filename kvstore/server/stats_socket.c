@@ -58,6 +58,7 @@ struct kvs_stats_socket {
 	struct kv_list readers;
 	uint32_t reader_count;
 	uint64_t listen_again_ms; /* 0: listening */
+	struct kv_log_limit log;  /* of what readers do wrong */
 };
 
 static void drop(struct reader *reader, const char *why)
@@ -66,7 +67,7 @@ static void drop(struct reader *reader, const char *why)
 
 	if (why) {
 		kv_metrics_add(owner->server->metrics, KVS_STATS_DROPPED, 1);
-		kv_warning(KVS_MODULE, "stats reader dropped reason=\"%s\"", why);
+		kv_warning_limited(&owner->log, KVS_MODULE, "stats reader dropped reason=\"%s\"", why);
 	}
 	kv_list_remove(&reader->node);
 	owner->reader_count--;
@@ -325,7 +326,7 @@ static void accept_readers(struct kvs_stats_socket *owner, int listener)
 		if (socket < 0) return;
 		if (create_reader(owner, socket, listener == owner->http_listener) == KV_OK) continue;
 		kv_metrics_add(owner->server->metrics, KVS_STATS_DROPPED, 1);
-		kv_warning(KVS_MODULE, "stats reader refused: %s",
+		kv_warning_limited(&owner->log, KVS_MODULE, "stats reader refused: %s",
 		    kv_error_message());
 		close(socket);
 	}

@@ -139,6 +139,44 @@ static void a_reader_that_hangs_stops_nobody(void **state)
 	close(pair[1]);
 }
 
+static struct kv_log_limit limit;
+
+static void emit_too_many(void)
+{
+	for (int i = 0; i < KV_LOG_BURST + 5; i++)
+		kv_warning_limited(&limit, "test", "line %d", i);
+}
+
+static void emit_one_later(void)
+{
+	limit.since_ms -= 10000;
+	kv_warning_limited(&limit, "test", "again");
+}
+
+static unsigned lines(void)
+{
+	unsigned count = 0;
+
+	for (const char *at = captured; *at != '\0'; at++)
+		count += *at == '\n';
+	return count;
+}
+
+static void a_limit_leaves_lines_out_and_says_how_many(void **state)
+{
+	(void)state;
+	capture(emit_too_many);
+	assert_int_equal(lines(), KV_LOG_BURST);
+	assert_non_null(strstr(captured, "line 19"));
+	assert_null(strstr(captured, "line 20"));
+	capture(emit_one_later);
+	assert_int_equal(lines(), 2);
+	assert_non_null(strstr(captured, "5 more lines"));
+	assert_non_null(strstr(captured, "again"));
+	capture(emit_one_later);
+	assert_int_equal(lines(), 1);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -147,6 +185,7 @@ int main(void)
 	    cmocka_unit_test(one_event_is_one_line),
 	    cmocka_unit_test(level_words_are_strict),
 	    cmocka_unit_test(a_reader_that_hangs_stops_nobody),
+	    cmocka_unit_test(a_limit_leaves_lines_out_and_says_how_many),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
