@@ -33,6 +33,8 @@ static enum kv_status run_layer(struct gw_prompt_run *run, uint32_t layer)
 		}
 		gw_prompt_progress(run, layer, at + count);
 		if (sequence->cancelled) return kv_fail(KV_CANCELLED, "the prompt was given up");
+		/* What the store has taken back cannot be committed: rather fail now than at the end. */
+		if (sequence->stored != NULL) KV_TRY(kvc_sequence_check(sequence->stored));
 	}
 	if (sequence->stored == NULL) return gw_prompt_keep(run, layer);
 	KV_TRY(gw_attach_layer(sequence, layer, run->buffer));
