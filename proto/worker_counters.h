@@ -23,7 +23,8 @@
 	X(ACTIVE_SEQUENCES, "active_sequences", "Sequences that are being computed.") \
 	X(PROMPT_TOKENS, "prompt_tokens_total", "Tokens of all prompts.") \
 	X(PREFIX_HIT_TOKENS, "prefix_hit_tokens_total", "Prompt tokens that were found in the store and not computed.") \
-	X(DECODE_TOKENS, "decode_tokens_total", "Tokens that were decoded.") \
+	X(DECODE_TOKENS, "decode_tokens_total", "Tokens of all answers.") \
+	X(DECODE_STEPS, "decode_steps_total", "Decode steps; an answer's first token takes none.") \
 	X(PREFILL_SECONDS, "prefill_seconds_total", "Time spent on prompts.") \
 	X(DECODE_SECONDS, "decode_seconds_total", "Time spent on decode steps.") \
 	X(CLUSTERING_SECONDS, "clustering_seconds_total", "Time spent on clustering.") \

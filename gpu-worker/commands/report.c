@@ -3,12 +3,15 @@
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed)
 {
 	const struct gw_report *report = gw_sequence_report(sequence);
+	uint32_t tokens = 0;
 
 	totals->requests++;
 	totals->failures += failed ? 1 : 0;
 	totals->prompt_tokens += gw_sequence_prompt_tokens(sequence);
 	totals->prefix_hit_tokens += gw_sequence_prefix_hit(sequence);
-	totals->decode_tokens += report->decode_steps;
+	gw_sequence_tokens(sequence, &tokens);
+	totals->decode_tokens += tokens - gw_sequence_prompt_tokens(sequence);
+	totals->decode_steps += report->decode_steps;
 	totals->prefill_seconds += report->prefill_seconds;
 	totals->decode_seconds += report->decode_seconds;
 	totals->index_seconds += report->index_seconds;
@@ -45,6 +48,7 @@ void gw_worker_push(struct gw_worker *worker, const struct gw_totals *t)
 		{"prompt_tokens_total", (double)t->prompt_tokens},
 		{"prefix_hit_tokens_total", (double)t->prefix_hit_tokens},
 		{"decode_tokens_total", (double)t->decode_tokens},
+		{"decode_steps_total", (double)t->decode_steps},
 		{"prefill_seconds_total", t->prefill_seconds},
 		{"decode_seconds_total", t->decode_seconds},
 		{"clustering_seconds_total", t->index_seconds},

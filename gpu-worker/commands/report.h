@@ -10,7 +10,9 @@ extern "C" {
 
 /* Totals of all sequences of this worker; the engine thread adds to them. */
 struct gw_totals {
-	uint64_t prompt_tokens, prefix_hit_tokens, decode_tokens, requests, failures;
+	uint64_t prompt_tokens, prefix_hit_tokens, requests, failures;
+	uint64_t decode_tokens; /* of answers */
+	uint64_t decode_steps;
 	double prefill_seconds, decode_seconds, index_seconds, select_seconds, fetch_seconds;
 	double budget_tokens, window_tokens, lost_mass_estimated;
 	uint64_t selections, estimates, active_sequences;

@@ -12,7 +12,7 @@ static int32_t *prompt;
 
 /* Sums over the answers that one worker gave. */
 struct sums {
-	double hit, miss, prompt, prefix, answers, decoded;
+	double hit, miss, prompt, prefix, answers, decoded, steps;
 };
 
 static void add(struct sums *sums, const json_t *report)
@@ -21,8 +21,9 @@ static void add(struct sums *sums, const json_t *report)
 	sums->miss += trial_cache(report, "miss_bytes");
 	sums->prompt += trial_number(report, "prompt_tokens");
 	sums->prefix += trial_number(report, "prefix_hit_tokens");
+	sums->decoded += (double)json_array_size(json_object_get(report, "tokens"));
 	/* The first token of each answer comes from the prefill. */
-	sums->decoded += (double)json_array_size(json_object_get(report, "tokens")) - 1;
+	sums->steps += (double)json_array_size(json_object_get(report, "tokens")) - 1;
 	sums->answers++;
 }
 
@@ -77,6 +78,7 @@ static void agrees(const char *name, const struct sums *sums)
 	same(name, "prompt_tokens_total", sums->prompt);
 	same(name, "prefix_hit_tokens_total", sums->prefix);
 	same(name, "decode_tokens_total", sums->decoded);
+	same(name, "decode_steps_total", sums->steps);
 	same(name, "active_sequences", 0);
 	same(name, "failures_total", 0);
 	all = stats();
