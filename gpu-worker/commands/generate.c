@@ -15,12 +15,12 @@
 static enum kv_status prefill(const struct gw_settings *s, struct gw_worker *worker,
 	struct gw_session *session)
 {
-	struct kv_progress *progress = NULL;
+	struct gw_prefill_display display = {0};
 	enum kv_status status;
 
-	KV_TRY(gw_prefill_progress(s, worker, gw_session_sequence(session), &progress));
-	status = gw_session_start(session, gw_show_progress, progress);
-	kv_progress_finish(progress);
+	KV_TRY(gw_prefill_display(s, worker, gw_session_sequence(session), &display));
+	status = gw_session_start(session, gw_show_prefill, &display);
+	kv_progress_finish(display.progress);
 	return status;
 }
 
@@ -54,6 +54,16 @@ static enum kv_status answer(const struct gw_settings *s, struct gw_worker *work
 	}
 	gw_worker_report(worker, gw_session_sequence(session), 0);
 	return KV_OK;
+}
+
+/* An empty answer looks like none at all. */
+static void tell_empty(const struct gw_session *session)
+{
+	uint32_t tokens = 0;
+
+	gw_session_tokens(session, &tokens);
+	if (tokens == 0 && gw_session_finish(session) == GW_FINISH_STOP)
+		kv_warning("generate", "0 tokens: the model ended at once; --ignore-end makes it go on");
 }
 
 static void print_summary(const struct gw_session *session)
@@ -105,6 +115,7 @@ enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_alloca
 	KV_TRY_GOTO(status,
 		gw_session_open(worker.pipeline, worker.tokenizer, &request, &session), done);
 	KV_TRY_GOTO(status, answer(s, &worker, session), done);
+	tell_empty(session);
 	if (s->json) {
 		json_t *report = gw_session_report(session);
 

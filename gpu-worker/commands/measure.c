@@ -14,12 +14,12 @@
 static enum kv_status run_prompt(const struct gw_settings *s, struct gw_worker *worker,
 	struct gw_sequence *sequence, float *logits, double *mean_nll)
 {
-	struct kv_progress *progress = NULL;
+	struct gw_prefill_display display = {0};
 	enum kv_status status;
 
-	KV_TRY(gw_prefill_progress(s, worker, sequence, &progress));
-	status = gw_run_prompt(sequence, logits, mean_nll, gw_show_progress, progress);
-	kv_progress_finish(progress);
+	KV_TRY(gw_prefill_display(s, worker, sequence, &display));
+	status = gw_run_prompt(sequence, logits, mean_nll, gw_show_prefill, &display);
+	kv_progress_finish(display.progress);
 	return status;
 }
 

@@ -48,13 +48,22 @@ void gw_show_progress(void *progress, uint64_t done, uint64_t total)
 	kv_progress_update(progress, done);
 }
 
-enum kv_status gw_prefill_progress(const struct gw_settings *s, const struct gw_worker *worker,
-	const struct gw_sequence *sequence, struct kv_progress **progress)
+void gw_show_prefill(void *context, uint64_t done, uint64_t total)
+{
+	const struct gw_prefill_display *display = context;
+
+	(void)total;
+	kv_progress_update(display->progress, done / display->layers);
+}
+
+enum kv_status gw_prefill_display(const struct gw_settings *s, const struct gw_worker *worker,
+	const struct gw_sequence *sequence, struct gw_prefill_display *display)
 {
 	uint32_t tokens = gw_sequence_prompt_tokens(sequence) - gw_sequence_prefix_hit(sequence);
-	struct kv_progress_settings shown = {.title = "prefill", .unit = "layer-tokens", .fd = 2};
+	struct kv_progress_settings shown = {.title = "prefill", .unit = "tokens", .fd = 2};
 
-	shown.total = (uint64_t)tokens * gw_model_shape(worker->model)->layers;
+	shown.total = tokens;
 	shown.mode = s->json || tokens < s->chunk ? KV_PROGRESS_OFF : KV_PROGRESS_AUTO;
-	return kv_progress_create(worker->allocator, &shown, progress);
+	display->layers = gw_model_shape(worker->model)->layers;
+	return kv_progress_create(worker->allocator, &shown, &display->progress);
 }

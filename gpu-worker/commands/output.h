@@ -19,13 +19,21 @@ enum kv_status gw_print_json(json_t *object);
 /* A report for people: two or three lines. */
 void gw_print_report(FILE *file, const json_t *report);
 
-/* A display on standard error of what is to be computed of a sequence's prompt; the caller finishes
- * it. Silent with --json and where it is little. */
-enum kv_status gw_prefill_progress(const struct gw_settings *settings,
-	const struct gw_worker *worker, const struct gw_sequence *sequence,
-	struct kv_progress **progress);
+/* A display on standard error, in tokens, of what is to be computed of a sequence's prompt. Silent
+ * with --json and where it is little. */
+struct gw_prefill_display {
+	struct kv_progress *progress; /* the caller finishes it */
+	uint32_t layers;
+};
 
-/* A gw_progress whose context is a struct kv_progress. */
+enum kv_status gw_prefill_display(const struct gw_settings *settings,
+	const struct gw_worker *worker, const struct gw_sequence *sequence,
+	struct gw_prefill_display *display);
+
+/* Its gw_progress, with the display as its context. */
+void gw_show_prefill(void *display, uint64_t done, uint64_t total);
+
+/* A gw_progress whose context is a struct kv_progress of the same unit. */
 void gw_show_progress(void *progress, uint64_t done, uint64_t total);
 
 #ifdef __cplusplus

@@ -28,7 +28,7 @@ enum gw_engine_state {
 enum gw_engine_event_kind {
 	GW_EVENT_STATE,   /* state, text: why */
 	GW_EVENT_OPENED,  /* text: the sequence's id; prompt_tokens, prefix_hit */
-	GW_EVENT_PREFILL, /* done of total */
+	GW_EVENT_PREFILL, /* done of total, in tokens */
 	GW_EVENT_TEXT,    /* text: whole characters of the answer; tokens: of the answer so far */
 	GW_EVENT_FINISHED /* result; the last event of a request */
 };

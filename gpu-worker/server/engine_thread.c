@@ -133,9 +133,14 @@ static void refuse_waiting(struct gw_engine *engine)
 	}
 }
 
+static const struct gw_model_shape *shape_of(const struct gw_pipeline *pipeline)
+{
+	return gw_model_shape(gw_pipeline_options(pipeline)->model);
+}
+
 static uint32_t vocabulary_of(const struct gw_pipeline *pipeline)
 {
-	return gw_model_shape(gw_pipeline_options(pipeline)->model)->vocabulary;
+	return shape_of(pipeline)->vocabulary;
 }
 
 static enum kv_status create_logits(struct gw_engine *engine)
@@ -225,15 +230,16 @@ static void show_prefill(void *context, uint64_t done, uint64_t total)
 	struct gw_engine_request *request = context;
 	struct gw_engine *engine = request->engine;
 	struct gw_engine_event event = {.kind = GW_EVENT_PREFILL, .request = request};
-	uint64_t now = kv_now_ms();
+	uint64_t now = kv_now_ms(), layers = shape_of(engine->pipeline)->layers;
 
 	take_messages(engine);
 	if (request->cancelled || engine->stopping)
 		gw_sequence_cancel(gw_session_sequence(request->session));
 	if (done < total && now - request->progress_ms < PROGRESS_MS) return;
 	request->progress_ms = now;
-	event.done = done;
-	event.total = total;
+	/* Each token is computed layer by layer; who waits thinks in tokens. */
+	event.done = done / layers;
+	event.total = total / layers;
 	push(engine, &event);
 }
 

@@ -80,6 +80,24 @@ static void fails(
 	serve_reply_deinit(&reply);
 }
 
+/* The last comment of a stream says how many tokens had to be computed: all but the known ones. */
+static void tells_progress_in_tokens(const struct serve_reply *reply, const json_t *last)
+{
+	const json_t *usage = json_object_get(last, "usage");
+	const char *comment = NULL;
+	long long done = 0, total = 0;
+
+	for (const char *at = reply->body; (at = strstr(at, ": prefill ")) != NULL; at++)
+		comment = at;
+	assert_non_null(comment);
+	assert_int_equal(sscanf(comment, ": prefill %lld/%lld\n", &done, &total), 2);
+	assert_int_equal(done, total);
+	assert_int_equal(total,
+	    json_integer_value(json_object_get(usage, "prompt_tokens")) -
+	        json_integer_value(json_object_get(
+	            json_object_get(usage, "prompt_tokens_details"), "cached_tokens")));
+}
+
 static void answers_whole_and_streamed_alike(void **state)
 {
 	struct serve_reply warm, whole, streamed;
@@ -98,6 +116,7 @@ static void answers_whole_and_streamed_alike(void **state)
 	assert_true(serve_stream_parse(&streamed, &stream));
 	assert_true(stream.done);
 	assert_true(stream.comments > 0);
+	tells_progress_in_tokens(&streamed, stream.last);
 	assert_true(stream.events > 10);
 	assert_string_equal(
 	    stream.text, json_string_value(json_object_get(first_choice(whole.json), "text")));
