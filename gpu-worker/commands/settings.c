@@ -126,8 +126,11 @@ static const struct kv_option options[] = {
 	NUMBER("max-batch", max_batch, "4", "sequences", "Sequences decoded in one step.", GW_SERVE, 1,
 		16),
 
-	{.name = "prompt-file", .kind = KV_OPTION_STRING, .offset = AT(prompt_file), .unit = "FILE|-",
+	{.name = "prompt", .kind = KV_OPTION_STRING, .offset = AT(prompt), .unit = "TEXT",
 		.group = "Input and output", .commands = GW_GENERATE | GW_LOGITS,
+		.help = "The prompt, taken verbatim."},
+	{.name = "prompt-file", .kind = KV_OPTION_STRING, .offset = AT(prompt_file), .unit = "FILE|-",
+		.commands = GW_GENERATE | GW_LOGITS,
 		.help = "Text of the prompt, taken verbatim; - is standard input."},
 	STRING("tokens-file", tokens_file, NULL, "FILE|-",
 		"Token ids of the prompt, separated by spaces, commas or newlines.",
@@ -210,4 +213,5 @@ const struct kv_program gw_program = {
 	.command_count = sizeof commands / sizeof commands[0],
 	.other_sections = other_sections,
 	.validate = gw_settings_validate,
+	.check = gw_settings_look,
 };

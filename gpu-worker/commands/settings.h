@@ -38,7 +38,7 @@ struct gw_settings {
 	int on_miss;                     /* word: wait */
 	uint64_t cache;
 	/* input and output */
-	const char *prompt_file, *tokens_file, *file;
+	const char *prompt, *prompt_file, *tokens_file, *file;
 	bool parse_special, json, logits_digest, audit, ignore_end;
 	uint32_t max_tokens, top, prefill, decode;
 	double temperature, top_p;
@@ -64,7 +64,7 @@ enum kv_status gw_settings_policy(const struct gw_settings *settings, const char
 /* R of --cache-policy recency:R, 0 for clock. */
 enum kv_status gw_settings_recency(const char *cache_policy, uint32_t *recency);
 
-/* KV_USAGE when a command that reads a prompt is told of none, or of two. */
+/* KV_USAGE when a command that reads a prompt is told of none, or of more than one. */
 enum kv_status gw_settings_input_check(uint32_t command, const struct gw_settings *settings);
 
 /* Say what was given and has no effect with the rest: a line for each reason. */
@@ -77,6 +77,8 @@ enum kv_status gw_check_cache_policy(const char *value);
 enum kv_status gw_check_name(const char *value);
 enum kv_status gw_check_sequence_id(const char *value);
 enum kv_status gw_check_stop(const char *value);
+/* For the table: with --check, the files that are named, and what goes with some models only. */
+enum kv_status gw_settings_look(const struct kv_command *command, const void *settings);
 /* For the table: what concerns several options. */
 enum kv_status gw_settings_validate(const struct kv_command *command, const void *settings);
 

@@ -1,8 +1,11 @@
 /* What is wrong with options beyond what their table says, and what of them has no effect. */
+#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "gpu-worker/commands/settings.h"
+#include "gpu-worker/commands/worker.h"
 #include "gpu-worker/text/stream_decoder.h"
 #include "kvstore/client/store_client.h"
 
@@ -123,22 +126,42 @@ enum kv_status gw_settings_validate(const struct kv_command *command, const void
 	return KV_OK;
 }
 
+static enum kv_status look_at_file(const char *option, const char *path)
+{
+	if (path == NULL || strcmp(path, "-") == 0 || access(path, R_OK) == 0) return KV_OK;
+	return kv_fail(KV_IO, "--%s %s: %s", option, path, strerror(errno));
+}
+
+enum kv_status gw_settings_look(const struct kv_command *command, const void *opaque)
+{
+	const struct gw_settings *s = opaque;
+
+	KV_TRY(gw_worker_look(s, kv_heap(), (command->bit & GW_MODEL_COMMANDS) != 0));
+	KV_TRY(look_at_file("prompt-file", s->prompt_file));
+	KV_TRY(look_at_file("tokens-file", s->tokens_file));
+	return look_at_file("file", s->file);
+}
+
 enum kv_status gw_settings_input_check(uint32_t command, const struct gw_settings *s)
 {
 	bool text_file = (command & (GW_TOKENIZE | GW_PERPLEXITY)) != 0;
 	const char *option = text_file ? "--file" : "--prompt-file";
 	const char *text = text_file ? s->file : s->prompt_file;
+	const char *prompt = text_file ? NULL : s->prompt;
 
 	if (command == GW_SERVE || (command == GW_GENERATE && s->resume != NULL)) return KV_OK;
 	if (text != NULL && s->tokens_file != NULL)
 		return kv_fail(KV_USAGE, "%s %s and --tokens-file %s: give one of them", option, text,
 			s->tokens_file);
-	if (text != NULL || s->tokens_file != NULL) return KV_OK;
+	if (prompt != NULL && (text != NULL || s->tokens_file != NULL))
+		return kv_fail(KV_USAGE, "--prompt and %s %s: give one of them",
+			text != NULL ? option : "--tokens-file", text != NULL ? text : s->tokens_file);
+	if (prompt != NULL || text != NULL || s->tokens_file != NULL) return KV_OK;
 	if (command == GW_TOKENIZE) return kv_fail(KV_USAGE, "no input: give --file FILE or --file -");
 	if (command == GW_DETOKENIZE)
 		return kv_fail(KV_USAGE, "no input: give --tokens-file FILE or --tokens-file -");
-	return kv_fail(KV_USAGE, "no input: give %s or --tokens-file, FILE or - for standard input",
-		option);
+	return kv_fail(KV_USAGE, "no input: give %s%s or --tokens-file, FILE or - for standard input",
+		text_file ? "" : "--prompt TEXT, ", option);
 }
 
 /* What a policy that fixes some options leaves without effect: those given as it does not say. */
@@ -166,8 +189,9 @@ void gw_settings_warn_ignored(
 		"fetch-timeout", NULL};
 	static const char *const with_store[] = {"local-memory", NULL};
 	static const char *const when_greedy[] = {"top-k", "top-p", "seed", NULL};
-	static const char *const when_resumed[] = {"prompt-file", "tokens-file", "parse-special",
-		"max-tokens", "ignore-end", "temperature", "top-k", "top-p", "seed", "stop", NULL};
+	static const char *const when_resumed[] = {"prompt", "prompt-file", "tokens-file",
+		"parse-special", "max-tokens", "ignore-end", "temperature", "top-k", "top-p", "seed", "stop",
+		NULL};
 	static const char *const with_ids[] = {"parse-special", NULL};
 	const struct gw_policy_ops *policy;
 	struct gw_policy_options options;

@@ -170,18 +170,41 @@ static enum kv_status check_shape(const struct gw_worker *worker, const struct g
 	return KV_OK;
 }
 
-enum kv_status gw_worker_prepare(const struct gw_settings *settings,
-	struct kv_allocator *allocator, const char *policy, struct gw_worker *worker)
+static void begin(struct gw_worker *worker, const struct gw_settings *settings,
+	struct kv_allocator *allocator)
 {
-	struct gw_gguf *file = NULL;
-	enum kv_status status;
-
 	memset(worker, 0, sizeof *worker);
 	worker->settings = settings;
 	worker->allocator = allocator;
 	worker->max_batch = settings->max_batch;
 	name_worker(worker, settings);
 	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
+}
+
+enum kv_status gw_worker_look(const struct gw_settings *settings, struct kv_allocator *allocator,
+	bool computes)
+{
+	struct gw_gguf *file = NULL;
+	struct gw_worker worker;
+	enum kv_status status;
+
+	begin(&worker, settings, allocator);
+	if (computes) KV_TRY(check_policy(&worker, NULL));
+	KV_TRY(gw_gguf_open(allocator, settings->model, &file));
+	status = computes ? check_shape(&worker, file) : KV_OK;
+	if (status == KV_OK) status = gw_load_tokenizer(file, allocator, &worker.tokenizer);
+	gw_tokenizer_destroy(worker.tokenizer);
+	gw_gguf_close(file);
+	return status;
+}
+
+enum kv_status gw_worker_prepare(const struct gw_settings *settings,
+	struct kv_allocator *allocator, const char *policy, struct gw_worker *worker)
+{
+	struct gw_gguf *file = NULL;
+	enum kv_status status;
+
+	begin(worker, settings, allocator);
 	KV_TRY_GOTO(status, check_policy(worker, policy), done);
 	KV_TRY_GOTO(status, gw_gguf_open(allocator, settings->model, &file), done);
 	KV_TRY_GOTO(status, check_shape(worker, file), done);
@@ -328,6 +351,9 @@ enum kv_status gw_worker_prompt(const struct gw_worker *worker, const char *text
 	size_t length = 0;
 	enum kv_status status;
 
+	if (text_file == NULL && s->prompt != NULL)
+		return gw_tokenizer_encode(worker->tokenizer, worker->allocator, s->prompt,
+			strlen(s->prompt), s->parse_special, 1, ids, count);
 	if (path == NULL) return kv_fail(KV_INTERNAL, "no input, and nobody has said so");
 	KV_TRY(gw_read_file(worker->allocator, path, INPUT_LIMIT, &text, &length));
 	status = text_file != NULL

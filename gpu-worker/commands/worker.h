@@ -44,6 +44,9 @@ void gw_worker_disconnect(struct gw_worker *worker);
 enum kv_status gw_worker_open_text(const struct gw_settings *settings,
 	struct kv_allocator *allocator, struct gw_worker *worker);
 void gw_worker_close(struct gw_worker *worker);
+/* Would it open? The model file is looked at and not read. `computes`: not only the tokenizer. */
+enum kv_status gw_worker_look(const struct gw_settings *settings, struct kv_allocator *allocator,
+	bool computes);
 
 /* Read a whole file ("-": standard input), at most `limit` bytes; owned by the caller. */
 enum kv_status gw_read_file(struct kv_allocator *allocator, const char *path, size_t limit,
@@ -51,8 +54,8 @@ enum kv_status gw_read_file(struct kv_allocator *allocator, const char *path, si
 /* Token ids from a text of numbers; owned by the caller. */
 enum kv_status gw_parse_ids(struct kv_allocator *allocator, const char *text, size_t length,
 	const char *path, int32_t **ids, uint32_t *count);
-/* The prompt of --prompt-file, --file or --tokens-file, of which gw_settings_input_check has found
- * one. */
+/* The prompt: of `text_file` (--prompt-file, --file), else of --prompt, else of --tokens-file, of
+ * which gw_settings_input_check has found one. */
 enum kv_status gw_worker_prompt(const struct gw_worker *worker, const char *text_file,
 	int32_t **ids, uint32_t *count);
 

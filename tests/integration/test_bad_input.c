@@ -82,7 +82,9 @@ static void options(void **state)
 	    {{GENERATE, "--polcy", "full"}, 2, {"polcy", "did you mean 'policy'"}},
 	    {{GENERATE, "--policy", "quest"}, 2, {"option policy", "'quest'", "clusterkv-paper, full"}},
 	    {{GENERATE, "--budget"}, 2, {"budget needs a value", "--budget=VALUE"}},
-	    {{GENERATE, "--budget", "0"}, 2, {"budget", "'0'", "1 to"}},
+	    {{GENERATE, "--budget", "0"}, 2, {"budget", "'0'", "1 to 1048576 tokens"}},
+	    {{GENERATE, "--budget", "-1"}, 2, {"budget", "'-1'", "1 to 1048576 tokens"}},
+	    {{GENERATE, "--budget", "5000000000"}, 2, {"budget", "1 to 1048576 tokens"}},
 	    {{GENERATE, "--budget", "many"}, 2, {"budget", "'many'", "whole number"}},
 	    {{GENERATE, "--budget", "32", "--sinks", "64"}, 2, {"--budget 32", "--sinks 64"}},
 	    {{GENERATE, "--cache", "12XB"}, 2, {"cache", "'12XB'", "64MiB"}},
@@ -108,6 +110,13 @@ static void options(void **state)
 	    {{"perplexity", "--model", MODEL}, 2, {"no input", "--file"}},
 	    {{"serve", "--model", MODEL, "--json"}, 2, {"json", "generate", "not to serve"}},
 	    {{"serve", "--model", MODEL, "--check", "--policy", "quest"}, 2, {"'quest'"}},
+	    {{"serve", "--model", "no-such-model", "--check"}, 1, {"no-such-model"}},
+	    {{"tokenize", "--model", "no-such-model", "--check"}, 1, {"no-such-model"}},
+	    {{"serve", "--model", MODEL, "--check"}, 0, {NULL}},
+	    {{"tokenize", "--model", MODEL, "--file", "gone", "--check"}, 1, {"--file gone"}},
+	    {{"serve", "--model", MODEL, "--check", "--segment", "16384", "--cluster-tokens", "1"}, 2,
+	        {"tiny_llama.gguf", "--segment 16384", "raise"}},
+	    {{GENERATE, "--prompt", "a"}, 2, {"--prompt and --tokens-file -", "one of"}},
 	    {{GENERATE, "--kv-type", "f8"}, 2, {"kv-type", "'f8'", "f16"}},
 	    {{GENERATE, "--precision", "fp32", "--kv-type", "f16"}, 2, {"--precision fp32", "leave"}},
 	    {{GENERATE, "--on-miss", "estimate"}, 2, {"--on-miss estimate", "wait"}},
@@ -209,10 +218,16 @@ static void options_without_effect(void **state)
 static void prompts(void **state)
 {
 	static const struct wrong list[] = {
-	    {{"generate", "--model", MODEL}, 2, {"no input", "--prompt-file"}},
+	    {{"generate", "--model", MODEL}, 2, {"no input", "--prompt TEXT"}},
+	    {{"generate", "--model", MODEL, "--prompt", ""}, 1, {"empty", "at least one"}},
+	    {{"generate", "--model", MODEL, "--prompt", "the", "--max-tokens", "2"}, 0,
+	        {"prompt 1 tokens"}},
 	    {{"generate", "--model", MODEL, "--prompt-file", "no-such-file"}, 1, {"no-such-file"}},
 	    {{"generate", "--model", MODEL, "--prompt-file", "/dev/null"}, 1,
 	        {"empty", "at least one"}},
+	    /* As good as drawing lots: by this seed the first lot is an end token. */
+	    {{GENERATE, "--temperature", "100", "--seed", "9"}, 0,
+	        {"0 tokens: the model ended at once"}},
 	    {{GENERATE, "--max-tokens", "20000"}, 1, {"20000", "context is 16384", "shorten"}},
 	};
 	static const char *const texts[] = {"1 two 3", "1 2 99999", "1 -2"};
