@@ -187,9 +187,7 @@ def main():
     last = ask(options.url, text, options.question, options.max_tokens, options.timeout)
     rate = None
     if options.stats and options.worker:
-        # The first token of an answer comes from the prefill.
-        decoded = last["usage"]["completion_tokens"] - 1
-        rate = hit_rate(options.stats, options.worker, decoded)
+        rate = hit_rate(options.stats, options.worker, last["usage"]["completion_tokens"])
     print()
     for name, value in figures(last, rate):
         print(f"  {name:<20}{value}")

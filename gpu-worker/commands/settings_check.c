@@ -190,8 +190,8 @@ void gw_settings_warn_ignored(
 	static const char *const with_store[] = {"local-memory", NULL};
 	static const char *const when_greedy[] = {"top-k", "top-p", "seed", NULL};
 	static const char *const when_resumed[] = {"prompt", "prompt-file", "tokens-file",
-		"parse-special", "max-tokens", "ignore-end", "temperature", "top-k", "top-p", "seed", "stop",
-		NULL};
+		"parse-special", "max-tokens", "ignore-end", "temperature", "top-k", "top-p", "seed",
+		"stop", NULL};
 	static const char *const with_ids[] = {"parse-special", NULL};
 	const struct gw_policy_ops *policy;
 	struct gw_policy_options options;
