@@ -137,6 +137,22 @@ static void test_http(void **state)
 	assert_non_null(strstr(answer, "ERROR unknown command"));
 }
 
+/* More than is read at a time, from one that closes its sending side at once. */
+static void test_half_closed(void **state)
+{
+	int descriptor = connect_stats();
+	unsigned count = 0;
+
+	(void)state;
+	for (int i = 0; i < 100; i++)
+		put(descriptor, i % 10 ? "version\n" : "stats\n");
+	shutdown(descriptor, SHUT_WR);
+	read_all(descriptor, 10000);
+	for (const char *at = answer; (at = strstr(at, "VERSION ")); at++)
+		count++;
+	assert_int_equal(count, 90);
+}
+
 static unsigned port;
 
 static int connect_tcp(void)
@@ -544,6 +560,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(test_http, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_half_closed, set_up, tear_down),
 	    cmocka_unit_test(test_tcp),
 	    cmocka_unit_test_setup_teardown(test_http_hostile, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_reset_and_evict, set_up, tear_down),
