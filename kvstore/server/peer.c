@@ -497,11 +497,7 @@ static void refuse(struct kvs_server *server, int socket, enum kv_status status)
 	int idle = 0;
 
 	kv_metrics_add(server->metrics, status == KV_REFUSED ? KVS_REFUSED_USER : KVS_REFUSED_LIMIT, 1);
-	/* Who knocks without end does not fill the log. */
-	if (kv_now_ms() - server->refused_ms >= KVS_REFUSED_LOG_MS) {
-		server->refused_ms = kv_now_ms();
-		kv_warning(KVS_MODULE, "connection refused: %s", kv_error_message());
-	}
+	kv_warning_limited(&server->peer_log, KVS_MODULE, "connection refused: %s", kv_error_message());
 	snprintf(message, sizeof message, "%s", kv_error_message());
 	response.status = (uint32_t)status;
 	response.message = message;

@@ -31,7 +31,6 @@ enum {
 	KVS_MAX_GUESTS_OF_ONE = 4,  /* with isolation, of one user */
 	KVS_LEAST_CONNECTIONS = 4,  /* of one user with isolation */
 	KVS_SHARES_OF_EVERYBODY = 8,
-	KVS_REFUSED_LOG_MS = 1000,    /* between two lines about refused connections */
 	KVS_LAPSED_LEASES = 10,       /* a lapsed peer is closed after so many of them */
 	KVS_MAX_PUTS = 128,           /* copies of one peer under way */
 	KVS_MAX_PUT_BYTES = 32 << 20, /* of one peer with isolation, before it waits */
@@ -188,8 +187,7 @@ struct kvs_server {
 
 	int listener;
 	struct kv_watch *listener_watch;
-	uint64_t listen_again_ms; /* 0: listening */
-	uint64_t refused_ms;      /* when a refusal was logged */
+	uint64_t listen_again_ms;     /* 0: listening */
 	struct kv_log_limit peer_log; /* of what peers do wrong */
 	struct kv_list peers;
 	uint32_t peer_count;

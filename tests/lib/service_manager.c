@@ -1,3 +1,4 @@
+#define _GNU_SOURCE /* memfd_create, seals */
 #include "tests/lib/service_manager.h"
 
 #include <errno.h>
@@ -7,10 +8,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+#ifndef F_SEAL_FUTURE_WRITE
+#define F_SEAL_FUTURE_WRITE 0x0010
+#endif
 
 enum { WAIT_MS = 20000, FIRST_DESCRIPTOR = 3, SAFE_DESCRIPTOR = 300 };
 
@@ -187,4 +194,26 @@ void service_manager_replace(struct service_manager *manager, const char *name, 
 		return;
 	}
 	close(descriptor);
+}
+
+bool service_manager_damage(struct service_manager *manager, const char *name, size_t at)
+{
+	const int seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_FUTURE_WRITE | F_SEAL_SEAL;
+	int kept = service_manager_find(manager, name);
+	int made = memfd_create("damaged", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	struct stat file;
+	uint8_t *from, *to;
+
+	if (kept < 0 || made < 0 || fstat(kept, &file) != 0 || ftruncate(made, file.st_size) != 0)
+		return false;
+	from = mmap(NULL, (size_t)file.st_size, PROT_READ, MAP_SHARED, kept, 0);
+	to = mmap(NULL, (size_t)file.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, made, 0);
+	if (from == MAP_FAILED || to == MAP_FAILED) return false;
+	memcpy(to, from, (size_t)file.st_size);
+	to[at] ^= 0x10;
+	munmap(to, (size_t)file.st_size);
+	munmap(from, (size_t)file.st_size);
+	if (fcntl(made, F_ADD_SEALS, seals) != 0) return false;
+	service_manager_replace(manager, name, made);
+	return true;
 }

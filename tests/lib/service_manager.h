@@ -42,6 +42,10 @@ int service_manager_find(const struct service_manager *manager, const char *name
 /* Put another in its place; takes it. */
 void service_manager_replace(struct service_manager *manager, const char *name, int descriptor);
 
+/* Put a copy of a kept region, under the same seals and with one bit flipped at `at`, in its place.
+ */
+bool service_manager_damage(struct service_manager *manager, const char *name, size_t at);
+
 #ifdef __cplusplus
 }
 #endif
