@@ -8,7 +8,7 @@
 #include "gpu-worker/commands/commands.h"
 
 static const char *const fault_points[] = {"client.connect", "client.reserve", "client.write",
-	"client.commit", "client.fetch", NULL};
+	"client.commit", "client.fetch", "client.late", NULL};
 
 static enum kv_status run(const struct kv_command *command, const struct gw_settings *settings)
 {

@@ -25,6 +25,7 @@
 	X(PREFIX_HIT_TOKENS, "prefix_hit_tokens_total", "Prompt tokens that were found in the store and not computed.") \
 	X(DECODE_TOKENS, "decode_tokens_total", "Tokens of all answers.") \
 	X(DECODE_STEPS, "decode_steps_total", "Decode steps; an answer's first token takes none.") \
+	X(DEGRADED_STEPS, "degraded_steps_total", "Decode steps in which selected clusters were estimated, as fetches failed.") \
 	X(PREFILL_SECONDS, "prefill_seconds_total", "Time spent on prompts.") \
 	X(DECODE_SECONDS, "decode_seconds_total", "Time spent on decode steps.") \
 	X(CLUSTERING_SECONDS, "clustering_seconds_total", "Time spent on clustering.") \

@@ -254,7 +254,7 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 	const struct gw_cache_key *wanted, uint32_t count, uint32_t *hint)
 {
 	const struct map_key key = {wanted->segment, wanted->layer, wanted->head, wanted->cluster, 0};
-	struct gw_cache_grant grant = {NONE, 0};
+	struct gw_cache_grant grant = {NONE, 0, 1};
 	uint32_t index = find(cache, &key, hint), more;
 	uint64_t pinned_before;
 	struct slot *slot;
@@ -292,6 +292,7 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 		grant.held = count;
 	}
 	grant.slot = index;
+	grant.pending = slot->wanted != slot->held;
 	return grant;
 }
 

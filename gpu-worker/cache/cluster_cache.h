@@ -54,6 +54,7 @@ struct gw_cache_stats {
 struct gw_cache_grant {
 	uint32_t slot;             /* UINT32_MAX: not cached, the caller stages the whole extent */
 	uint32_t held;             /* leading rows that are valid */
+	uint32_t pending;          /* 1: rows are to be filled in this round, if by an earlier extent */
 };
 
 enum kv_status gw_cluster_cache_create(const struct gw_cache_options *options,

@@ -12,6 +12,7 @@ void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence,
 	gw_sequence_tokens(sequence, &tokens);
 	totals->decode_tokens += tokens - gw_sequence_prompt_tokens(sequence);
 	totals->decode_steps += report->decode_steps;
+	totals->degraded_steps += report->degraded_steps;
 	totals->prefill_seconds += report->prefill_seconds;
 	totals->decode_seconds += report->decode_seconds;
 	totals->index_seconds += report->index_seconds;
@@ -49,6 +50,7 @@ void gw_worker_push(struct gw_worker *worker, const struct gw_totals *t)
 		{"prefix_hit_tokens_total", (double)t->prefix_hit_tokens},
 		{"decode_tokens_total", (double)t->decode_tokens},
 		{"decode_steps_total", (double)t->decode_steps},
+		{"degraded_steps_total", (double)t->degraded_steps},
 		{"prefill_seconds_total", t->prefill_seconds},
 		{"decode_seconds_total", t->decode_seconds},
 		{"clustering_seconds_total", t->index_seconds},

@@ -15,7 +15,7 @@ struct gw_totals {
 	uint64_t decode_steps;
 	double prefill_seconds, decode_seconds, index_seconds, select_seconds, fetch_seconds;
 	double budget_tokens, window_tokens, lost_mass_estimated;
-	uint64_t selections, estimates, active_sequences;
+	uint64_t selections, estimates, active_sequences, degraded_steps;
 };
 
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed);

@@ -109,7 +109,8 @@ static const struct kv_option options[] = {
 	CHECKED("cache-policy", cache_policy, "clock", "POLICY", gw_check_cache_policy,
 		"clock (by bytes), or recency:R (also drop what R steps did not use).", DECODING),
 	WORD("on-miss", on_miss, "wait", miss_words,
-		"What a fetch that is late or fails leads to: wait for it, then fail the request.",
+		"What a fetch that is late (--fetch-timeout) or fails leads to: wait fails the request, "
+		"estimate covers its clusters by their means in this step; later folds cannot be resumed.",
 		DECODING),
 	NUMBER("dense-layers", dense_layers, "2", "layers",
 		"Leading layers that attend to everything.", DECODING, 0, 256),

@@ -112,13 +112,14 @@ enum kv_status gw_settings_validate(const struct kv_command *command, const void
 	if (s->precision == 1 && s->kv_type == 1)
 		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 "
 			"key/values; leave --kv-type out");
-	if (s->on_miss == 1)
-		return kv_fail(KV_INVALID, "--on-miss estimate is not part of this version; use wait");
 	if (s->resume != NULL && s->sequence != NULL)
 		return kv_fail(KV_INVALID,
 			"--resume %s with --sequence %s: a resumed sequence keeps its id", s->resume,
 			s->sequence);
 	KV_TRY(gw_settings_policy(s, NULL, &policy, &options));
+	if (s->on_miss == 1 && policy->offloads && !options.estimate)
+		return kv_fail(KV_INVALID, "--on-miss estimate without estimates (--policy %s, "
+			"--estimate): what is not fetched would be lost; use wait", policy->name);
 	if (s->resume != NULL && !policy->offloads)
 		return kv_fail(KV_INVALID, "--resume %s with --policy %s: it keeps nothing in a store; "
 			"use the policy that the sequence was begun with", s->resume, policy->name);

@@ -128,6 +128,7 @@ static enum kv_status open_pipeline(struct gw_worker *worker)
 	options.chunk = s->chunk;
 	options.max_batch = worker->max_batch;
 	options.audit = s->audit;
+	options.estimate_misses = s->on_miss == 1;
 	return gw_pipeline_create(&options, &worker->pipeline);
 }
 

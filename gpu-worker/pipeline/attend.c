@@ -62,10 +62,18 @@ static enum kv_status finish_round(struct gw_pipeline *pipeline, struct gw_seque
 	uint32_t kv_heads = pipeline->shape->kv_heads;
 	struct kn_attend_sparse_arguments a = {0};
 	uint64_t start = kv_now_ns();
+	enum kv_status status;
 	double seconds;
 
 	if (round->job_count == 0) return KV_OK;
-	KV_TRY(gw_round_fetch(pipeline));
+	status = gw_round_fetch(pipeline);
+	/* A store that is gone ends its sequences anyway. */
+	if (status != KV_OK && pipeline->options.estimate_misses &&
+		kvc_check(pipeline->options.store) == KV_OK) {
+		gw_round_degrade(pipeline, batch, layer);
+		status = KV_OK;
+	}
+	KV_TRY(status);
 	seconds = kv_seconds_since(start);
 	a.jobs = round->jobs;
 	a.job_count = round->job_count;

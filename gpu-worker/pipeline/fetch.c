@@ -1,5 +1,7 @@
 /* A round: the attention jobs of some rows of a batch, the cluster cache's slots that they read,
  * and one fetch for what the cache does not hold. */
+#include <string.h>
+
 #include "common/base/clock.h"
 #include "gpu-worker/pipeline/step.h"
 
@@ -14,6 +16,7 @@ void gw_round_destroy(struct gw_pipeline *pipeline)
 	kv_free(allocator, round->jobs);
 	kv_free(allocator, round->spans);
 	kv_free(allocator, round->reads);
+	kv_free(allocator, round->missed);
 	kv_free(allocator, round->exact_mass);
 	if (round->staging != NULL)
 		pipeline->options.ops->buffer_destroy(pipeline->options.backend, round->staging);
@@ -31,9 +34,11 @@ static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t spans,
 	round->jobs = kv_alloc_array(allocator, rows * pipeline->shape->kv_heads, sizeof *round->jobs);
 	round->spans = kv_alloc_array(allocator, round->span_capacity, sizeof *round->spans);
 	round->reads = kv_alloc_array(allocator, round->read_capacity, sizeof *round->reads);
+	round->missed = kv_alloc_array(allocator, round->span_capacity, sizeof *round->missed);
 	round->exact_mass =
 		kv_alloc_array(allocator, rows * pipeline->shape->heads, sizeof *round->exact_mass);
-	if (!round->jobs || !round->spans || !round->reads || !round->exact_mass) return KV_NO_MEMORY;
+	if (!round->jobs || !round->spans || !round->reads || !round->missed || !round->exact_mass)
+		return KV_NO_MEMORY;
 	if (staging > 0) {
 		KV_TRY(pipeline->options.ops->buffer_create(pipeline->options.backend, staging, &memory));
 		round->staging = memory;
@@ -88,6 +93,7 @@ void gw_round_begin(struct gw_pipeline *pipeline)
 	struct gw_round *round = &pipeline->round;
 
 	round->job_count = round->span_count = round->read_count = round->row_count = 0;
+	round->missed_count = 0;
 	round->staging_used = 0;
 	if (pipeline->cache != NULL) gw_cluster_cache_begin(pipeline->cache);
 }
@@ -163,8 +169,9 @@ static void locate(const struct gw_sequence *sequence, uint32_t layer, uint32_t 
 	place->hint = hint_of(sequence, layer, head, extent);
 }
 
-/* Look an extent up; note what is to be read, and where attention will find it. */
-static void add_extent(struct gw_pipeline *pipeline, const struct extent_place *place)
+/* Look an extent up; note what is to be read, and where attention will find it. True when it waits
+ * for the fetch. */
+static int add_extent(struct gw_pipeline *pipeline, const struct extent_place *place)
 {
 	struct gw_round *round = &pipeline->round;
 	struct gw_cache_grant grant =
@@ -178,7 +185,7 @@ static void add_extent(struct gw_pipeline *pipeline, const struct extent_place *
 		round->staging_used += place->count * pipeline->row_bytes;
 		add_read(pipeline, place, 0, place->count, staged);
 		add_span(round, staged, place->count);
-		return;
+		return 1;
 	}
 	if (from < place->count) {
 		runs = gw_cluster_cache_spans(pipeline->cache, grant.slot, from, place->count, missing);
@@ -190,6 +197,23 @@ static void add_extent(struct gw_pipeline *pipeline, const struct extent_place *
 	}
 	round->span_count += gw_cluster_cache_spans(pipeline->cache, grant.slot, 0, place->count,
 		round->spans + round->span_count);
+	return (int)grant.pending;
+}
+
+/* Extent `number` of the job that is being made. */
+static void add_selected(struct gw_pipeline *pipeline, const struct extent_place *place,
+	uint32_t number, uint32_t first_span)
+{
+	struct gw_round *round = &pipeline->round;
+	uint32_t before = round->span_count;
+	struct gw_missed *missed;
+
+	if (!add_extent(pipeline, place)) return;
+	missed = &round->missed[round->missed_count++];
+	missed->job = round->job_count;
+	missed->extent = number;
+	missed->span = before - first_span;
+	missed->span_count = round->span_count - before;
 }
 
 static void count_cache(struct gw_cache_stats *sum, const struct gw_cache_stats *before,
@@ -226,7 +250,7 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 			struct extent_place place;
 
 			locate(sequence, layer, head, &selections[head].extents[i], &place);
-			add_extent(pipeline, &place);
+			add_selected(pipeline, &place, i, first_span);
 		}
 		add_span(round, gw_token_rows_at(&state->recent, head, 0), state->recent.count);
 		job->q = pipeline->qkv + (size_t)row * gw_model_qkv_width(pipeline->options.model) +
@@ -246,6 +270,46 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 		count_cache(&sequence->report.cache, &before, &after);
 	}
 	return KV_OK;
+}
+
+static void leave_out(const struct gw_missed *missed, struct kn_attend_job *job,
+	struct gw_selection *selection, uint32_t cluster_tokens)
+{
+	struct kn_span *spans = (struct kn_span *)(uintptr_t)job->spans + missed->span;
+	struct kn_extent *extent = selection->extents + missed->extent;
+
+	selection->rest[extent->cluster] = cluster_tokens;
+	selection->tokens -= extent->count;
+	memmove(spans, spans + missed->span_count,
+		(job->span_count - missed->span - missed->span_count) * sizeof *spans);
+	job->span_count -= missed->span_count;
+	memmove(extent, extent + 1,
+		(selection->extent_count - missed->extent - 1) * sizeof *extent);
+	selection->extent_count--;
+}
+
+void gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t layer)
+{
+	struct gw_round *round = &pipeline->round;
+	uint32_t kv_heads = pipeline->shape->kv_heads;
+
+	/* From the end, so that the numbers of those before stay right. */
+	for (uint32_t i = round->missed_count; i-- > 0;) {
+		const struct gw_missed *missed = &round->missed[i];
+		uint32_t row = round->rows[missed->job / kv_heads], head = missed->job % kv_heads;
+		struct gw_selection *selection = pipeline->selections + (size_t)row * kv_heads + head;
+		const struct gw_cluster_index *index = batch[row]->layers[layer].index;
+		uint32_t cluster = selection->extents[missed->extent].cluster;
+		uint64_t step = batch[row]->report.decode_steps + 1;
+
+		leave_out(missed, &round->jobs[missed->job], selection,
+			index->sizes[(size_t)head * index->capacity + cluster]);
+		batch[row]->report.degraded_steps += batch[row]->degraded_at != step;
+		batch[row]->degraded_at = step;
+		if (batch[row]->stored != NULL) kvc_sequence_keep_own(batch[row]->stored);
+	}
+	round->missed_count = 0;
 }
 
 enum kv_status gw_round_fetch(struct gw_pipeline *pipeline)

@@ -37,6 +37,7 @@ struct gw_pipeline_options {
 	uint32_t chunk;                    /* prefill rows in one call; ≤ the model's max_rows */
 	uint32_t max_batch;                /* sequences of one decode call, ≤ KN_MAX_DECODE_ROWS */
 	int audit;                         /* also compute what full attention would have seen */
+	int estimate_misses;               /* what a fetch does not bring is estimated */
 };
 
 enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
@@ -125,6 +126,7 @@ struct gw_report {
 	struct gw_cache_stats cache;       /* of this sequence's lookups */
 	double prefill_seconds, index_seconds, decode_seconds, select_seconds, fetch_seconds;
 	uint64_t decode_steps;
+	uint64_t degraded_steps;           /* of them, with clusters estimated that were selected */
 };
 const struct gw_report *gw_sequence_report(const struct gw_sequence *sequence);
 

@@ -38,8 +38,14 @@ struct gw_sequence {
 	enum kv_status failed;          /* KV_OK, or why no step can follow */
 	char failure[256];
 	int cancelled;                  /* the prompt's run ends at the next chunk */
+	uint64_t degraded_at;           /* last degraded decode step, counted from 1; 0: none */
 	struct gw_audit *audit;         /* NULL until the first audited row */
 	struct gw_report report;
+};
+
+struct gw_missed {
+	uint32_t job, extent;           /* which of the selection's */
+	uint32_t span, span_count;      /* of the job's */
 };
 
 /* Rows that a fetch has to bring, and where attention finds what. Sized when sequences open. */
@@ -47,7 +53,8 @@ struct gw_round {
 	struct kn_attend_job *jobs;     /* [max_batch × kv_heads] */
 	struct kn_span *spans;          /* [span_capacity] */
 	struct kvc_read *reads;         /* [read_capacity] */
-	uint32_t job_count, span_count, read_count;
+	struct gw_missed *missed;       /* [span_capacity]: extents that wait for the fetch */
+	uint32_t job_count, span_count, read_count, missed_count;
 	uint32_t span_capacity, read_capacity;
 	uint8_t *staging;               /* rows that the cache has no room for */
 	size_t staging_used, staging_bytes;
@@ -158,6 +165,10 @@ int gw_round_has_room(const struct gw_pipeline *pipeline, const struct gw_select
 enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence,
 	uint32_t layer, uint32_t row, const struct gw_selection *selections);
 enum kv_status gw_round_fetch(struct gw_pipeline *pipeline);
+/* The fetch failed: take what waits for it out of jobs and selections, and estimate it by whole
+ * clusters. */
+void gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t layer);
 
 /* attend.c: select, then lookup → fetch → attend in as many rounds as the memory takes. */
 enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,

@@ -100,6 +100,7 @@ static void publish(const struct gw_policy_context *context, const struct gw_sel
 	out->tokens = select->token_count;
 	out->estimate.logits = scratch->score_jobs[job].logits;
 	out->estimate.logits_stride = scratch->clusters;
+	out->rest = select->rest;
 	out->estimate.rest = select->rest;
 	out->estimate.value_means = index->value_means + slot * context->shape->head_dim;
 	out->estimate.clusters = context->options->estimate ? index->clusters : 0;

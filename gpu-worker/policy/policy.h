@@ -36,6 +36,7 @@ struct gw_selection {
 	struct kn_extent *extents;   /* clusters of the index, trimmed */
 	uint32_t extent_count;
 	uint32_t tokens;             /* sum of the extents */
+	uint32_t *rest;              /* what estimate.rest shows */
 	struct kn_estimate estimate; /* of the rest; clusters = 0 without one */
 };
 

@@ -393,6 +393,9 @@ json_t *gw_report_json(const struct gw_pipeline *pipeline, const struct gw_repor
 		mean(report->bytes_touched, report->decode_steps));
 	json_object_set_new(object, "lost_mass_estimated_mean",
 		mean(report->lost_mass_estimated, report->estimates));
+	if (o->estimate_misses)
+		json_object_set_new(object, "degraded_steps",
+			json_integer((json_int_t)report->degraded_steps));
 	if (o->audit) {
 		json_object_set_new(object, "lost_mass_mean", mean(report->lost_mass, report->audits));
 		json_object_set_new(object, "output_error_mean",

@@ -348,7 +348,8 @@ static enum kv_status local_commit(
 	    .segment_count = commit->count,
 	    .tokens = (const uint32_t *)commit->tokens,
 	    .token_count = commit->token_count,
-	    .replaced_count = commit->replaced_count};
+	    .replaced_count = commit->replaced_count,
+	    .own_only = sequence->own_only};
 	struct kvs_commit_result result;
 	uint64_t *ids;
 	enum kv_status status;

@@ -359,6 +359,7 @@ enum kv_status kvc_remote_commit(
 	message.tokens.len = commit->token_count * sizeof(int32_t);
 	message.replaced_ids = ids + commit->count;
 	message.n_replaced_ids = commit->replaced_count;
+	message.own_only = sequence->own_only;
 	request.body_case = KV__REQUEST__BODY_COMMIT;
 	request.commit = &message;
 	KV_TRY_GOTO(status,

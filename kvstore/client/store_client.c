@@ -210,6 +210,11 @@ void kvc_sequence_release_pieces(struct kvc_sequence *sequence)
 	sequence->piece_count = 0;
 }
 
+void kvc_sequence_keep_own(struct kvc_sequence *sequence)
+{
+	sequence->own_only = true;
+}
+
 enum kv_status kvc_sequence_check(const struct kvc_sequence *sequence)
 {
 	return sequence->store->backend->check(sequence);
@@ -445,7 +450,11 @@ enum kv_status kvc_fetch_start(
 
 enum kv_status kvc_fetch_wait(struct kvc_store *store)
 {
-	return store->backend->fetch_wait(store);
+	enum kv_status status = store->backend->fetch_wait(store);
+
+	if (status == KV_OK && kv_fault_fires("client.late"))
+		return kv_fail(KV_TIMEOUT, "a fetch took too long (fault client.late)");
+	return status;
 }
 
 /* ---- decoded tokens ---- */

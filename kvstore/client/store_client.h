@@ -147,6 +147,11 @@ enum kv_status kvc_commit(struct kvc_sequence *sequence, const struct kvc_segmen
     uint32_t count, const int32_t *tokens, uint32_t token_count,
     const struct kvc_segment *const *replaced, uint32_t replaced_count);
 
+/* From now on, what is committed to this sequence is its own: dropped when it is closed or when
+ * this worker loses it, so that nobody resumes from it. Exact segments cannot be committed any
+ * more. */
+void kvc_sequence_keep_own(struct kvc_sequence *sequence);
+
 /* Give up reserved segments. */
 void kvc_release(
     struct kvc_sequence *sequence, const struct kvc_segment *const *segments, uint32_t count);

@@ -65,6 +65,7 @@ struct kvc_sequence {
 	struct kvc_entry_list list; /* committed, in order */
 	struct kvc_piece *pieces;
 	uint32_t piece_count;
+	bool own_only; /* of what is committed */
 	uint8_t *held[4];    /* prompt, decoded, sampler state, parameters of a resumed one */
 	void *backend;       /* the backend's own part */
 	struct kv_list node; /* in the store's `sequences` */

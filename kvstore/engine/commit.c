@@ -213,6 +213,11 @@ static enum kv_status fill_segments(struct kvs_engine *engine, struct kvs_sequen
 		    .provenance = segment->provenance,
 		};
 
+		if (request->own_only && exact)
+			return kv_fail(KV_INVALID,
+			    "segment %" PRIu64 " is exact: only approximate ones are a sequence's own",
+			    segment->id);
+		segment->own_only = request->own_only != 0;
 		KV_TRY(check_tokens(sequence, segment, own));
 		KV_TRY(fill_segment(engine, segment, own, checksums));
 		kvs_segment_key(

@@ -310,6 +310,7 @@ struct kvs_commit_request {
 	uint32_t token_count;
 	const uint64_t *replaced_ids; /* a run of list entries, in order; none: append */
 	uint32_t replaced_count;
+	int own_only; /* approximate ones: in the list only as long as the peer has the sequence */
 };
 
 struct kvs_commit_result {

@@ -92,6 +92,7 @@ struct kvs_segment {
 	uint32_t child_count;
 	uint32_t references; /* list entries and pieces of sequences that a peer holds */
 	uint32_t listed;     /* list entries of any sequence, orphans too */
+	bool own_only;       /* leaves the list when the peer loses the sequence */
 	uint64_t last_used, used_ms;
 	uint64_t rank; /* in its queue of idle ones */
 	uint8_t queue, found;

@@ -63,6 +63,17 @@ void kvs_reservations_end(
 	sequence->commit = NULL;
 }
 
+/* Who resumes it must not find what only its worker was to read, nor what follows that. */
+static void drop_own(struct kvs_engine *engine, struct kvs_sequence *sequence)
+{
+	uint32_t kept = 0;
+
+	while (kept < sequence->length && !sequence->list[kept].segment->own_only)
+		kept++;
+	kvs_list_forget(engine, sequence->list + kept, sequence->length - kept);
+	sequence->length = kept;
+}
+
 void kvs_sequence_orphan(
     struct kvs_engine *engine, struct kvs_sequence *sequence, enum kvs_writer writer)
 {
@@ -71,6 +82,7 @@ void kvs_sequence_orphan(
 	/* From the end, so that a parent was used later than its child. */
 	for (uint32_t i = sequence->length; i-- > 0;)
 		kvs_segment_unreference(engine, sequence->list[i].segment);
+	drop_own(engine, sequence);
 	kv_hash_map_remove(engine->sequences_by_handle, &sequence->handle, NULL);
 	sequence->peer->sequence_count--;
 	sequence->peer = NULL;

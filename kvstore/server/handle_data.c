@@ -274,7 +274,8 @@ static void fill_request(const Kv__CommitRequest *message, struct kvs_commit_req
 	    .tokens = message->tokens.len ? (const uint32_t *)(const void *)message->tokens.data : NULL,
 	    .token_count = (uint32_t)(message->tokens.len / sizeof(uint32_t)),
 	    .replaced_ids = message->n_replaced_ids ? message->replaced_ids : NULL,
-	    .replaced_count = (uint32_t)message->n_replaced_ids};
+	    .replaced_count = (uint32_t)message->n_replaced_ids,
+	    .own_only = message->own_only};
 }
 
 enum kv_status kvs_handle_commit(

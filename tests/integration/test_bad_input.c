@@ -119,7 +119,7 @@ static void options(void **state)
 	    {{GENERATE, "--prompt", "a"}, 2, {"--prompt and --tokens-file -", "one of"}},
 	    {{GENERATE, "--kv-type", "f8"}, 2, {"kv-type", "'f8'", "f16"}},
 	    {{GENERATE, "--precision", "fp32", "--kv-type", "f16"}, 2, {"--precision fp32", "leave"}},
-	    {{GENERATE, "--on-miss", "estimate"}, 2, {"--on-miss estimate", "wait"}},
+	    {{GENERATE, "--on-miss", "estimate", "--estimate", "off"}, 2, {"--on-miss", "wait"}},
 	    {{GENERATE, "--temperature", "-1"}, 2, {"temperature", "'-1'", "0 to 100"}},
 	    {{GENERATE, "--top-p", "1.5"}, 2, {"top-p", "'1.5'", "0 to 1"}},
 	    {{GENERATE, "--threads", "1000"}, 2, {"threads", "'1000'", "256"}},
