@@ -248,6 +248,40 @@ static void test_resume_without_any_push(void **state)
 	store_stop(&store);
 }
 
+/* What is a sequence's own goes with the worker that had it; what stands before it stays. */
+static void test_own_segments_are_not_resumed(void **state)
+{
+	struct kvs_resume_result resumed;
+	struct kvs_open_result opened;
+	struct kvs_commit_result result;
+	struct store store;
+	uint32_t peer = start(&store, NULL);
+	uint64_t folds[2];
+	struct kvs_commit_request own = {
+	    .segment_ids = &folds[1], .segment_count = 1, .tokens = tokens + 44, .token_count = 4};
+
+	(void)state;
+	opened = store_open(&store, peer, "s", tokens, 40, ends, 3);
+	store_fill(&store, peer, opened.sequence, ends, 3);
+	assert_ok(kvs_sequence_push(store.engine, peer, opened.sequence, 0, tokens + 40, 8, NULL, 0));
+	folds[0] = store_reserve(&store, peer, opened.sequence, 40, 4, KVW_PLAIN, KVW_APPROXIMATE);
+	assert_ok(store_commit(&store, peer, opened.sequence, folds, 1, tokens + 40, 4, NULL, 0));
+	folds[1] = store_reserve(&store, peer, opened.sequence, 44, 4, KVW_PLAIN, KVW_APPROXIMATE);
+	own.sequence = opened.sequence;
+	own.own_only = 1;
+	assert_ok(kvs_commit_now(store.engine, peer, &own, &result));
+	assert_int_equal(store_entry(&store, opened.sequence, 4), folds[1]);
+	assert_ok(kvs_sequence_close(store.engine, peer, opened.sequence, 1));
+	assert_sound(&store);
+	assert_true(store_has(&store, folds[0]));
+	assert_false(store_has(&store, folds[1]));
+	assert_ok(resume(&store, peer, "s", &resumed));
+	assert_int_equal(resumed.segments, 4);
+	assert_int_equal(resumed.decoded_tokens, 8);
+	assert_sound(&store);
+	store_stop(&store);
+}
+
 static void test_reopening_drops_the_orphan(void **state)
 {
 	struct kvs_open_result opened;
@@ -418,6 +452,7 @@ int main(void)
 	    cmocka_unit_test(test_resume_after_eviction),
 	    cmocka_unit_test(test_resume_stops_at_unpushed_tokens),
 	    cmocka_unit_test(test_resume_without_any_push),
+	    cmocka_unit_test(test_own_segments_are_not_resumed),
 	    cmocka_unit_test(test_reopening_drops_the_orphan),
 	    cmocka_unit_test(test_oldest_orphan_makes_room),
 	    cmocka_unit_test(test_push),
