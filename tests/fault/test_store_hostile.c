@@ -355,7 +355,8 @@ static void test_nonsense(void **state)
 	assert_ok(kv_staging_create(STAGING, &memory, &staging));
 	/* Until it was understood often enough for this to mean something. */
 	for (int i = 0; i < CONNECTIONS || (i < 10 * CONNECTIONS && !understood()); i++) {
-		struct peer peer = {.random = &random, .damages = i % 2 == 0};
+		/* The first one is honest: else the model may be known with a damaged layout ever after. */
+		struct peer peer = {.random = &random, .damages = i % 2 == 1};
 
 		assert_ok(kv_unix_connect(fixture.socket, &peer.socket));
 		assert_ok(kv_frame_reader_create(kv_heap(), 0, 16, &peer.reader));
@@ -372,7 +373,8 @@ static void test_nonsense(void **state)
 	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"quarantined\"}", 0, 3000));
 	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"connected\"}", 0, 3000));
 	/* Regions have a descriptor each; a connection that is gone has none, though we still live. */
-	assert_true(come_back_to(before + 1 + (int)store_fixture_stat(&fixture, "regions")));
+	/* One more may be held for the next region. */
+	assert_true(come_back_to(before + 2 + (int)store_fixture_stat(&fixture, "regions")));
 }
 
 /* Say hello without a model; the answer's status. */
