@@ -79,6 +79,10 @@ enum kv_status kvw_unit_shape(const struct kvw_model_layout *model, enum kvw_seg
 /* Offsets of a unit; KV_LIMIT on overflow. */
 enum kv_status kvw_unit_layout(const struct kvw_unit_shape *shape, struct kvw_unit_layout *layout);
 
+/* Raised whenever bytes under the same key would mean something else: another layout of units, or
+ * kernels that compute other key/values than to rounding. What outlives a process bears it. */
+enum { KVW_DATA_VERSION = 1 };
+
 /* Bytes of all units of a segment. */
 enum kv_status kvw_segment_bytes(const struct kvw_model_layout *model, enum kvw_segment_kind kind,
     uint32_t start, uint32_t tokens, uint64_t *bytes);

@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
 #include <sys/un.h>
 #include <time.h>
 #include <unistd.h>
@@ -238,17 +239,37 @@ enum kv_status kv_sd_remove_fd(struct kv_sd_notify *notify, const char *name)
 	return send_fd_message(notify, "FDSTOREREMOVE", name, -1);
 }
 
-unsigned kv_sd_take_fds(kv_sd_take_fd take, void *context)
+/* How many descriptors are passed to this process; 0 where none or too many are. */
+static uint64_t passed_fds(void)
 {
-	const char *count_text = getenv("LISTEN_FDS");
-	const char *names = getenv("LISTEN_FDNAMES");
+	const char *text = getenv("LISTEN_FDS");
 	uint64_t count = 0;
 	bool ours = false;
+
+	if (!text || meant_for_us("LISTEN_PID", &ours) != KV_OK || !ours ||
+	    kv_parse_u64(text, &count) != KV_OK || count > LISTEN_FD_LIMIT)
+		return 0;
+	return count;
+}
+
+uint64_t kv_sd_passed_bytes(void)
+{
+	uint64_t bytes = 0;
+	struct stat status;
+
+	for (uint64_t i = 0, count = passed_fds(); i < count; i++)
+		if (fstat(FIRST_LISTEN_FD + (int)i, &status) == 0 && S_ISREG(status.st_mode))
+			bytes += (uint64_t)status.st_blocks * 512;
+	return bytes;
+}
+
+unsigned kv_sd_take_fds(kv_sd_take_fd take, void *context)
+{
+	const char *names = getenv("LISTEN_FDNAMES");
+	uint64_t count = passed_fds();
 	char name[256];
 
-	if (!count_text || meant_for_us("LISTEN_PID", &ours) != KV_OK || !ours ||
-	    kv_parse_u64(count_text, &count) != KV_OK || count > LISTEN_FD_LIMIT)
-		return 0;
+	if (count == 0) return 0;
 	for (uint64_t i = 0; i < count; i++) {
 		int fd = FIRST_LISTEN_FD + (int)i;
 		size_t length = names ? strcspn(names, ":") : 0;

@@ -54,6 +54,9 @@ enum kv_status kv_sd_remove_fd(struct kv_sd_notify *notify, const char *name);
  * close-on-exec. Returns how many. */
 typedef void (*kv_sd_take_fd)(void *context, const char *name, int fd);
 unsigned kv_sd_take_fds(kv_sd_take_fd take, void *context);
+/* Bytes of memory that the descriptors hold which the manager hands to this process, before they
+ * are taken: memory that is neither free nor anybody else's. */
+uint64_t kv_sd_passed_bytes(void);
 
 #ifdef __cplusplus
 }

@@ -67,9 +67,12 @@ static enum kv_status finish_round(struct gw_pipeline *pipeline, struct gw_seque
 
 	if (round->job_count == 0) return KV_OK;
 	status = gw_round_fetch(pipeline);
-	/* A store that is gone ends its sequences anyway. */
-	if (status != KV_OK && pipeline->options.estimate_misses &&
+	/* Late is what can be estimated. Wrong bytes are an error, and a store that is gone ends its
+	 * sequences anyway. */
+	if (status == KV_TIMEOUT && pipeline->options.estimate_misses &&
 		kvc_check(pipeline->options.store) == KV_OK) {
+		if (kv_log_allows(&pipeline->degrade_log, "pipeline"))
+			kv_warning("pipeline", "a step estimates what the store did not bring in time");
 		gw_round_degrade(pipeline, batch, layer);
 		status = KV_OK;
 	}

@@ -2,6 +2,7 @@
 #ifndef GW_PIPELINE_STEP_H
 #define GW_PIPELINE_STEP_H
 
+#include "common/base/log.h"
 #include "gpu-worker/cache/token_rows.h"
 #include "gpu-worker/pipeline/pipeline.h"
 
@@ -84,6 +85,7 @@ struct gw_pipeline {
 	struct gw_selection *selections;/* [max_batch × kv_heads] */
 	struct gw_select_row *rows;     /* [max_batch] */
 	struct gw_round round;
+	struct kv_log_limit degrade_log;
 	struct gw_offload_scratch offload;
 	/* Activations of one call: chunk rows in prefill, max_batch in decode. */
 	float *x, *qkv, *attention;

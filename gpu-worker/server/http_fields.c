@@ -63,7 +63,8 @@ static const struct row {
     {"best_of", COMPLETION, ONE, {NULL}},
     {"echo", COMPLETION, FALSE, {NULL}},
     {"suffix", COMPLETION, EMPTY, {NULL}},
-    {"logprobs", BOTH, FALSE | ZERO, {NULL}},
+    /* 0 asks for the sampled tokens' own ones. */
+    {"logprobs", BOTH, FALSE, {NULL}},
     {"top_logprobs", CHAT, ZERO, {NULL}},
     {"logit_bias", BOTH, EMPTY, {NULL}},
     {"frequency_penalty", BOTH, ZERO, {NULL}},

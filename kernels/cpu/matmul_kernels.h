@@ -29,8 +29,8 @@ enum {
 };
 
 /* One block of 32 columns of one activation row. Index 0 of a pair is columns 0 to 15, index 1
- * columns 16 to 31. Without padding: a decoded token's whole block is in one cache line, for every
- * line that one core writes and others read costs them a transfer. */
+ * columns 16 to 31. Rows that are not there take no room, as every cache line that one core writes
+ * and others read costs them a transfer: a decoded token's block takes 52 bytes. */
 struct kn_panel_block {
 	int8_t q[KN_BLOCK_COLUMNS];
 	float scale[2];

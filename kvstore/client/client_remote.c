@@ -291,6 +291,7 @@ static enum kv_status remote_fetch_start(
 	if (store->fetch_waits) (void)session->ops->wait(session->client, store->fetch_ms);
 	store->fetch_waits = false;
 	store->fetch_session = 0;
+	if (status == KV_DISCONNECTED || status == KV_TIMEOUT) kvc_channel_drop(store->channel);
 	return status;
 }
 
@@ -302,6 +303,9 @@ static enum kv_status remote_fetch_wait(struct kvc_store *base)
 
 	if (store->fetch_waits) status = session->ops->wait(session->client, store->fetch_ms);
 	store->fetch_waits = false;
+	/* The transport closes a path on which something is still under way; the connection would stay
+	 * without one. */
+	if (status != KV_OK) kvc_channel_drop(store->channel);
 	if (status == KV_OK && store->fetch_session != session->number)
 		status = kv_fail(KV_STALE, "the store was connected to anew while a fetch was under way");
 	store->fetch_session = 0;

@@ -4,6 +4,7 @@
 
 #include "common/base/log.h"
 #include "common/base/parse.h"
+#include "common/runtime/sd_notify.h"
 #include "common/transport/machine_memory.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/server/http_listen.h"
@@ -257,9 +258,13 @@ enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 	struct kv_machine_memory machine;
 	char asked[KV_PARSE_TEXT_SIZE];
 	char there[KV_PARSE_TEXT_SIZE];
-	uint64_t available;
+	uint64_t available, kept = kv_sd_passed_bytes();
 
 	KV_TRY(kv_machine_memory_read("", &machine));
+	/* An arena that was kept over a restart is ours already, and counts as used. */
+	machine.available += kept;
+	machine.cgroup_room = machine.cgroup_room > UINT64_MAX - kept ? UINT64_MAX
+	                                                              : machine.cgroup_room + kept;
 	available = least(machine.available, machine.cgroup_room);
 	if (!settings->memory) {
 		settings->memory =

@@ -4,6 +4,8 @@
 #include <string.h>
 
 #include "common/base/crc32c.h"
+#include "proto/codec.h"
+#include "proto/wire_layout.h"
 
 #define MAGIC UINT64_C(0x58444e49564b4c43) /* "CLKVINDX" */
 
@@ -127,6 +129,8 @@ enum kv_status kvs_index_end(
 	store(header + 36, writer->segments, 4);
 	store(
 	    header + 40, kv_crc32c(0, header + KVS_INDEX_HEADER, writer->length - KVS_INDEX_HEADER), 4);
+	store(header + 44, KVW_DATA_VERSION, 4);
+	store(header + 48, KV_PROTOCOL_VERSION, 4);
 	store(header + HEADER_CHECKED, kv_crc32c(0, header, HEADER_CHECKED), 4);
 	return KV_OK;
 }
@@ -196,6 +200,9 @@ enum kv_status kvs_index_open(struct kvs_index_reader *reader, const uint8_t *by
 	if (version != KVS_INDEX_VERSION)
 		return kv_fail(KV_CORRUPT, "the index has version %u, this store reads %d", version,
 		    (int)KVS_INDEX_VERSION);
+	if (load(bytes + 44, 4) != KVW_DATA_VERSION || load(bytes + 48, 4) != KV_PROTOCOL_VERSION)
+		return kv_fail(KV_CORRUPT, "the index is of another release: data version %u, protocol %u",
+		    (unsigned)load(bytes + 44, 4), (unsigned)load(bytes + 48, 4));
 	if (load(bytes + 16, 8) > length || load(bytes + 16, 8) < KVS_INDEX_HEADER)
 		return kv_fail(KV_CORRUPT, "the index is cut off: %llu bytes were written, %zu are there",
 		    (unsigned long long)load(bytes + 16, 8), length);

@@ -196,6 +196,40 @@ static void note(void *context, const char *name, int fd)
 	sprintf(notes + strlen(notes), "%s=%d ", name, fd);
 }
 
+/* Two pages at descriptor 3, which whatever was there gets back. */
+static void passed_memory_is_counted(void **state)
+{
+	FILE *file = tmpfile();
+	int saved = dup(3), flags = fcntl(3, F_GETFD);
+	char bytes[8192] = {1}, pid[32];
+
+	(void)state;
+	assert_non_null(file);
+	assert_int_equal(write(fileno(file), bytes, sizeof bytes), sizeof bytes);
+	assert_int_equal(fsync(fileno(file)), 0);
+	if (fileno(file) != 3) assert_int_equal(dup2(fileno(file), 3), 3);
+	snprintf(pid, sizeof pid, "%d", (int)getpid());
+	setenv("LISTEN_FDS", "1", 1);
+	setenv("LISTEN_PID", "1", 1);
+	assert_int_equal(kv_sd_passed_bytes(), 0);
+	setenv("LISTEN_PID", pid, 1);
+	assert_true(kv_sd_passed_bytes() >= sizeof bytes);
+	assert_true(kv_sd_passed_bytes() < 64 * sizeof bytes);
+	unsetenv("LISTEN_FDS");
+	assert_int_equal(kv_sd_passed_bytes(), 0);
+	unsetenv("LISTEN_PID");
+	if (fileno(file) != 3) {
+		if (saved >= 0) {
+			dup2(saved, 3);
+			fcntl(3, F_SETFD, flags);
+		} else {
+			close(3);
+		}
+	}
+	if (saved >= 0) close(saved);
+	fclose(file);
+}
+
 static void descriptors_are_taken_once(void **state)
 {
 	char notes[256] = "";
@@ -226,6 +260,7 @@ int main(void)
 	    cmocka_unit_test_teardown(messages_are_systemd_s, teardown),
 	    cmocka_unit_test_teardown(abstract_sockets_and_descriptors_work, teardown),
 	    cmocka_unit_test_teardown(malformed_variables_are_refused, teardown),
+	    cmocka_unit_test_teardown(passed_memory_is_counted, teardown),
 	    cmocka_unit_test_teardown(descriptors_are_taken_once, teardown),
 	};
 
