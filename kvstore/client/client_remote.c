@@ -274,6 +274,16 @@ static enum kv_status start_reads(
 	return KV_OK;
 }
 
+/* A transport may close a path on which something was late; the connection would stay without one,
+ * and all that is asked for later would fail. */
+static void note_fetch(struct kvc_remote_store *store, enum kv_status status)
+{
+	if (status != KV_TIMEOUT && status != KV_DISCONNECTED)
+		store->fetches_failed = 0;
+	else if (++store->fetches_failed == KVC_FETCHES_FAIL)
+		kvc_channel_drop(store->channel);
+}
+
 static enum kv_status remote_fetch_start(
     struct kvc_store *base, const struct kvc_read *reads, uint32_t count)
 {
@@ -291,7 +301,7 @@ static enum kv_status remote_fetch_start(
 	if (store->fetch_waits) (void)session->ops->wait(session->client, store->fetch_ms);
 	store->fetch_waits = false;
 	store->fetch_session = 0;
-	if (status == KV_DISCONNECTED || status == KV_TIMEOUT) kvc_channel_drop(store->channel);
+	note_fetch(store, status);
 	return status;
 }
 
@@ -303,9 +313,7 @@ static enum kv_status remote_fetch_wait(struct kvc_store *base)
 
 	if (store->fetch_waits) status = session->ops->wait(session->client, store->fetch_ms);
 	store->fetch_waits = false;
-	/* The transport closes a path on which something is still under way; the connection would stay
-	 * without one. */
-	if (status != KV_OK) kvc_channel_drop(store->channel);
+	note_fetch(store, status);
 	if (status == KV_OK && store->fetch_session != session->number)
 		status = kv_fail(KV_STALE, "the store was connected to anew while a fetch was under way");
 	store->fetch_session = 0;

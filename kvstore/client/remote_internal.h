@@ -6,7 +6,11 @@
 #include "kvstore/client/staging.h"
 #include "kvstore/client/store_internal.h"
 
-enum { KVC_MAX_PUTS = 64, KVC_FETCH_CHUNK = 256 };
+enum {
+	KVC_MAX_PUTS = 64,
+	KVC_FETCH_CHUNK = 256,
+	KVC_FETCHES_FAIL = 2 /* in a row: the connection is given up */
+};
 
 #define KVC_NOT_STAGED UINT64_MAX
 
@@ -62,6 +66,7 @@ struct kvc_remote_store {
 
 	uint64_t fetch_session; /* of the batch in flight, 0: none */
 	bool fetch_waits;       /* the transport has transfers of it */
+	uint32_t fetches_failed; /* one after the other */
 	const struct kvc_read *fetch_reads; /* the batch: the caller's */
 	uint32_t fetch_count;
 	uint8_t *verify_memory; /* a unit, where reads are verified */

@@ -78,6 +78,7 @@ static void test_fold(void **state)
 	int32_t tokens[NEW_TOKENS];
 	uint32_t count;
 	uint8_t byte = 0;
+	struct kvc_read read = {NULL, 2, 640, 1, &byte};
 
 	(void)state;
 	test_prompt(prompt, 1);
@@ -99,7 +100,8 @@ static void test_fold(void **state)
 	assert_int_equal(count, CUTS + 1);
 	assert_int_equal(list[CUTS - 1]->tokens, FOLDED);
 	assert_int_equal(list[CUTS]->start, CUT_TWO + FOLDED);
-	assert_ok(kvc_fetch_start(store, &(struct kvc_read){list[CUTS], 2, 640, 1, &byte}, 1));
+	read.segment = list[CUTS];
+	assert_ok(kvc_fetch_start(store, &read, 1));
 	assert_ok(kvc_fetch_wait(store));
 	assert_int_equal(byte, 22);
 	/* Another sequence finds the exact tail, and none of the fold. */
@@ -327,6 +329,39 @@ static void test_failing_gets(void **state)
 	kvc_close(store);
 }
 
+/* A path that stays closed is not kept: the connection is made anew, by itself. */
+static void test_a_path_that_stays_closed(void **state)
+{
+	struct kvc_store *store = open_faulty();
+	struct kvc_sequence *sequence = NULL;
+	const struct kvc_segment *const *list;
+	uint8_t bytes[64];
+	uint32_t count;
+	uint64_t deadline;
+
+	(void)state;
+	assert_ok(test_open(store, NULL, 1, &sequence));
+	assert_ok(test_write(store, sequence, 1));
+	list = kvc_sequence_segments(sequence, &count);
+	for (int i = 0; i < 2; i++) {
+		struct kvc_read read = {list[0], 0, 0, sizeof bytes, bytes};
+
+		assert_ok(kv_fault_configure("transport.get.fail", NULL));
+		assert_int_equal(kvc_fetch_start(store, &read, 1), KV_DISCONNECTED);
+		assert_ok(kv_fault_configure(NULL, NULL));
+	}
+	/* The old connection's sequence is lost with it; a new one goes well. */
+	kvc_sequence_close(sequence, 0);
+	deadline = store_fixture_now() + 10000;
+	while (test_open(store, NULL, 1, &sequence) != KV_OK) {
+		assert_true(store_fixture_now() < deadline);
+		store_fixture_sleep(20);
+	}
+	assert_int_equal(test_compare(store, sequence, 1), 0);
+	kvc_sequence_close(sequence, 0);
+	kvc_close(store);
+}
+
 /* What a read brought is compared with what was committed, where the store wants it: a byte that
  * changes on the way is found, and would not be without. */
 static void test_verified_reads(void **state)
@@ -337,6 +372,7 @@ static void test_verified_reads(void **state)
 	struct kvc_sequence *sequence = NULL;
 	const struct kvc_segment *const *list;
 	uint8_t byte = 0;
+	struct kvc_read read = {NULL, 1, 64, 1, &byte};
 	uint32_t count;
 	enum kv_status status;
 
@@ -353,9 +389,10 @@ static void test_verified_reads(void **state)
 	assert_ok(test_open(store, NULL, 1, &sequence));
 	list = kvc_sequence_segments(sequence, &count);
 	assert_true(count > 0);
+	read.segment = list[0];
 	assert_int_equal(test_compare(store, sequence, 1), 0);
 	assert_ok(kv_fault_configure("transport.get.corrupt", NULL));
-	assert_ok(kvc_fetch_start(store, &(struct kvc_read){list[0], 1, 64, 1, &byte}, 1));
+	assert_ok(kvc_fetch_start(store, &read, 1));
 	status = kvc_fetch_wait(store);
 	assert_int_equal(kv_fault_fired("transport.get.corrupt"), 1);
 	assert_int_equal(status, wanted ? KV_CORRUPT : KV_OK);
@@ -406,6 +443,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_many_regions, set_up_regions, tear_down),
 	    cmocka_unit_test_setup_teardown(test_growth, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_failing_gets, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_a_path_that_stays_closed, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_verified_reads, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_verified_reads, set_up_verified, tear_down),
 	    cmocka_unit_test_setup_teardown(test_failing_attach, set_up, tear_down),
