@@ -24,7 +24,7 @@ may-exit high/main.c
 header-part low/part.h
 header-c low/atomic.h
 never \\bTO""" + """DO\\b
-never (?<![\\w./])/root/\\w
+never (?<![\\w./])/elsewhere/\\w
 """
 
 GOOD = {
@@ -68,7 +68,7 @@ BAD = {
     "header in C": ("low/a.h", "class x;\n", "does not compile alone as c11"),
     "header in C++": ("low/a.h", "struct a;\nvoid f(struct a *class);\n", "alone as c++17"),
     "word": ("low/a.md", "a TO" + "DO\n", "does not belong"),
-    "path": ("low/a.md", "see /ro" + "ot/me\n", "does not belong"),
+    "path": ("low/a.md", "see /else" + "where/me\n", "does not belong"),
     "dead rule": ("tests/tidy/includes.table", RULES + "file low/gone.c: high/\n", "low/gone.c"),
 }
 
