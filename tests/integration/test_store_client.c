@@ -51,21 +51,12 @@ static int tear_down(void **state)
 	return store_fixture_deinit(&fixture, false) ? 0 : -1;
 }
 
-static struct kvc_store *open_store(const char *name)
-{
-	struct kvc_options options = test_options(where(), name);
-	struct kvc_store *store = NULL;
-
-	assert_ok(kvc_open(&options, &store));
-	return store;
-}
-
 /* ---- sharing ---- */
 
 static void test_share(void **state)
 {
-	struct kvc_store *a = open_store("a");
-	struct kvc_store *b = is_local() ? a : open_store("b");
+	struct kvc_store *a = test_connect(where(), "a");
+	struct kvc_store *b = is_local() ? a : test_connect(where(), "b");
 	struct kvc_sequence *first = NULL;
 	struct kvc_sequence *second = NULL;
 	uint32_t count;
@@ -103,8 +94,8 @@ static void test_share(void **state)
 /* Two workers write the same prompt: the second commit ends with what the first has stored. */
 static void test_same_twice(void **state)
 {
-	struct kvc_store *a = open_store("a");
-	struct kvc_store *b = is_local() ? a : open_store("b");
+	struct kvc_store *a = test_connect(where(), "a");
+	struct kvc_store *b = is_local() ? a : test_connect(where(), "b");
 	struct kvc_sequence *first = NULL;
 	struct kvc_sequence *second = NULL;
 	const struct kvc_segment *const *list;
@@ -134,7 +125,7 @@ static void test_same_twice(void **state)
  */
 static void test_pieces(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(where(), "a");
 	struct kvc_sequence *first = NULL;
 	struct kvc_sequence *second = NULL;
 	int32_t prompt[PROMPT_TOKENS];
@@ -212,7 +203,7 @@ static enum kv_status prepare_to_resume(
 
 static void test_keep_and_resume(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(where(), "a");
 	struct kvc_sequence *sequence = NULL;
 
 	(void)state;
@@ -271,7 +262,7 @@ static int end_child(struct child *child, int number)
 
 static void test_killed_worker(void **state)
 {
-	struct kvc_store *store = open_store("heir");
+	struct kvc_store *store = test_connect(where(), "heir");
 	struct child child = start_child("hold");
 	uint8_t digest[32];
 	struct kvc_resume_state resumed;
@@ -321,7 +312,7 @@ static void await_connected(struct kvc_store *store, int wanted)
 
 static void test_killed_store(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(where(), "a");
 	struct kvc_sequence *sequence = NULL;
 	struct kvc_sequence *other = NULL;
 	uint64_t generation = kvc_generation(store);
@@ -406,7 +397,7 @@ static void test_no_store(void **state)
 
 static void test_other_layout(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(where(), "a");
 	struct kvc_options options = test_options(&fixture, "b");
 	struct kvc_store *forged = NULL;
 
@@ -423,7 +414,7 @@ static void test_other_layout(void **state)
 
 static void test_no_room(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(where(), "a");
 	struct kvc_sequence *sequence = NULL;
 	struct kvc_new_segment huge[2] = {
 	    {0, 65536, KVW_CLUSTERED, KVW_EXACT}, {65536, 65536, KVW_CLUSTERED, KVW_EXACT}};
@@ -575,7 +566,7 @@ static void test_counters(void **state)
 {
 	static const struct kvc_counter counters[] = {{"cache_hit_bytes_total", 300},
 	    {"cache_miss_bytes_total", 100}, {"decode_tokens_total", 5}};
-	struct kvc_store *store = open_store("counting");
+	struct kvc_store *store = test_connect(where(), "counting");
 	char answer[16384];
 
 	(void)state;

@@ -20,26 +20,6 @@ static int stop(void **state)
 	return store_fixture_deinit(&fixture, false) ? 0 : -1;
 }
 
-static struct kvc_store *open_store(const char *name)
-{
-	struct kvc_options options = test_options(&fixture, name);
-	struct kvc_store *store = NULL;
-
-	assert_ok(kvc_open(&options, &store));
-	return store;
-}
-
-/* A prompt's 1.7 MB, which nobody uses afterwards. */
-static void store_prompt(struct kvc_store *store, int32_t seed)
-{
-	struct kvc_sequence *sequence = NULL;
-
-	assert_ok(test_open(store, NULL, seed, &sequence));
-	assert_ok(test_write(store, sequence, seed));
-	assert_int_equal(test_compare(store, sequence, seed), 0);
-	kvc_sequence_close(sequence, 0);
-}
-
 static void test_quota(void **state)
 {
 	static const char *const arguments[] = {
@@ -50,9 +30,9 @@ static void test_quota(void **state)
 
 	(void)state;
 	start(arguments);
-	store = open_store("a");
+	store = test_connect(&fixture, "a");
 	for (int32_t seed = 1; seed <= 6; seed++)
-		store_prompt(store, seed);
+		test_store_prompt(store, seed);
 	held = store_fixture_stat(&fixture, "arena_bytes{state=\"cached\"}") +
 	       store_fixture_stat(&fixture, "arena_bytes{state=\"leased\"}");
 	assert_true(held > (3 << 20) / 2 && held <= 4 << 20);
@@ -77,15 +57,15 @@ static void test_memory_goes_back(void **state)
 
 	(void)state;
 	start(arguments);
-	store = open_store("a");
+	store = test_connect(&fixture, "a");
 	for (int32_t seed = 1; seed <= 6; seed++)
-		store_prompt(store, seed);
+		test_store_prompt(store, seed);
 	assert_true(store_fixture_stat(&fixture, "regions_bytes") > 0);
 	assert_true(store_fixture_wait_stat(&fixture, "regions_bytes", 0, 8000));
 	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"committed\"}", 0, 0));
 	assert_true(store_fixture_stat(&fixture, "released_bytes_total") > 0);
 	/* The worker is still connected, and there is memory for it again. */
-	store_prompt(store, 1);
+	test_store_prompt(store, 1);
 	kvc_close(store);
 }
 

@@ -238,18 +238,9 @@ static void test_http_hostile(void **state)
 
 /* ---- what changes the store ---- */
 
-static struct kvc_store *open_store(const char *name)
-{
-	struct kvc_options options = test_options(&fixture, name);
-	struct kvc_store *store = NULL;
-
-	assert_ok(kvc_open(&options, &store));
-	return store;
-}
-
 static void test_reset_and_evict(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(&fixture, "a");
 	struct kvc_sequence *sequence = NULL;
 
 	(void)state;
@@ -279,7 +270,7 @@ static void test_reset_and_evict(void **state)
 
 static void test_drain(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(&fixture, "a");
 	struct kvc_options options = test_options(&fixture, "late");
 	struct kvc_store *late = NULL;
 	struct kvc_sequence *sequence = NULL;
@@ -432,8 +423,8 @@ static void test_views(void **state)
 	    {"cache_hit_rate_10s", "bytes", "10s", 700.0 / 1200},
 	    {"cluster_hit_rate_60s", "clusters", "60s", 0.25},
 	    {"token_hit_rate_10s", "tokens", "10s", 0.7}};
-	struct kvc_store *first = open_store("one");
-	struct kvc_store *second = open_store("two");
+	struct kvc_store *first = test_connect(&fixture, "one");
+	struct kvc_store *second = test_connect(&fixture, "two");
 	char *top;
 
 	(void)state;
@@ -456,7 +447,7 @@ static void test_views(void **state)
 	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"connected\"}", 1, 5000));
 	agree("two", &(struct view){"cache_hit_rate", "bytes", "start", 0.5});
 	agree(NULL, &all[0]);
-	second = open_store("two");
+	second = test_connect(&fixture, "two");
 	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"connected\"}", 2, 5000));
 	store_fixture_sleep(200);
 	kvc_report(second, counters[0], 7);
@@ -472,8 +463,8 @@ static void test_promtool(void **state)
 {
 	static const char *const arguments[] = {
 	    "/bin/sh", "-c", "command -v promtool >/dev/null || exit 77; promtool check metrics", NULL};
-	struct kvc_store *first = open_store("one");
-	struct kvc_store *second = open_store("two");
+	struct kvc_store *first = test_connect(&fixture, "one");
+	struct kvc_store *second = test_connect(&fixture, "two");
 	struct process process = {0};
 	int code;
 
@@ -505,7 +496,7 @@ static void test_promtool(void **state)
 
 static void test_kvctl(void **state)
 {
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(&fixture, "a");
 	struct kvc_sequence *sequence = NULL;
 	char *output;
 

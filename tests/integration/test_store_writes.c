@@ -42,15 +42,6 @@ static int tear_down(void **state)
 	return store_fixture_deinit(&fixture, false) ? 0 : -1;
 }
 
-static struct kvc_store *open_store(const char *name)
-{
-	struct kvc_options options = test_options(&fixture, name);
-	struct kvc_store *store = NULL;
-
-	assert_ok(kvc_open(&options, &store));
-	return store;
-}
-
 static void write_segment(
     struct kvc_sequence *sequence, const struct kvc_segment *segment, uint8_t value)
 {
@@ -69,7 +60,7 @@ static void test_fold(void **state)
 {
 	const struct kvc_new_segment wanted[2] = {{CUT_TWO, FOLDED, KVW_CLUSTERED, KVW_APPROXIMATE},
 	    {CUT_TWO + FOLDED, STAYS, KVW_PLAIN, KVW_APPROXIMATE}};
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(&fixture, "a");
 	struct kvc_sequence *sequence = NULL;
 	const struct kvc_segment *const *list;
 	const struct kvc_segment *fresh[2];
@@ -120,7 +111,7 @@ static void test_fold(void **state)
 static void test_corrupt_write(void **state)
 {
 	struct kvc_new_segment wanted = {0, CUT_ONE, KVW_CLUSTERED, KVW_EXACT};
-	struct kvc_store *store = open_store("a");
+	struct kvc_store *store = test_connect(&fixture, "a");
 	struct kvc_sequence *sequence = NULL;
 	const struct kvc_segment *segment = NULL;
 	uint8_t *memory = NULL;
@@ -199,7 +190,7 @@ static void test_limits(void **state)
 
 	(void)state;
 	for (int i = 0; i < 3; i++)
-		stores[i] = open_store("same-name");
+		stores[i] = test_connect(&fixture, "same-name");
 	options.connect_ms = 0;
 	assert_int_equal(kvc_open(&options, &fourth), KV_LIMIT);
 	assert_ok(test_open(stores[0], "taken", 1, &sequence));
@@ -230,7 +221,7 @@ static int set_up_regions(void **state)
 static void test_many_regions(void **state)
 {
 	enum { PROMPTS = 26 };
-	struct kvc_store *writer = open_store("writer");
+	struct kvc_store *writer = test_connect(&fixture, "writer");
 	struct kvc_sequence *sequences[PROMPTS] = {0};
 	struct kvc_sequence *sequence = NULL;
 	struct kvc_store *reader;
@@ -242,7 +233,7 @@ static void test_many_regions(void **state)
 		assert_ok(test_write(writer, sequences[i], i));
 	}
 	assert_true(store_fixture_stat(&fixture, "regions") > 200);
-	reader = open_store("reader");
+	reader = test_connect(&fixture, "reader");
 	for (int32_t i = 0; i < PROMPTS; i++) {
 		assert_ok(test_open(reader, NULL, i, &sequence));
 		kvc_sequence_segments(sequence, &count);

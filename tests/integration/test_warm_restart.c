@@ -48,15 +48,6 @@ static void restart(void)
 	assert_true(service_manager_start(&manager, &fixture, usual));
 }
 
-static struct kvc_store *connect_worker(void)
-{
-	struct kvc_options options = test_options(&fixture, "worker");
-	struct kvc_store *store = NULL;
-
-	assert_ok(kvc_open(&options, &store));
-	return store;
-}
-
 /* Open the prompt of this seed: how many of its cuts are stored, which are then right. */
 static uint32_t hits(struct kvc_store *store, int32_t seed)
 {
@@ -76,16 +67,6 @@ static uint32_t hits(struct kvc_store *store, int32_t seed)
 	return shared;
 }
 
-static void fill(struct kvc_store *store, int32_t seed)
-{
-	struct kvc_sequence *sequence = NULL;
-
-	assert_ok(test_open(store, NULL, seed, &sequence));
-	assert_ok(test_write(store, sequence, seed));
-	assert_int_equal(test_compare(store, sequence, seed), 0);
-	kvc_sequence_close(sequence, 0);
-}
-
 static double restored(void)
 {
 	return store_fixture_stat(&fixture, "restored_segments_total");
@@ -101,11 +82,11 @@ static double dropped(const char *reason)
 
 static void test_hits_after_restarts(void **state)
 {
-	struct kvc_store *store = connect_worker();
+	struct kvc_store *store = test_connect(&fixture, "worker");
 	double tokens;
 
 	(void)state;
-	fill(store, 1);
+	test_store_prompt(store, 1);
 	assert_int_equal(hits(store, 1), CUTS);
 	tokens = store_fixture_stat(&fixture, "prefix_hit_tokens_total{how=\"shared\"}");
 	for (int round = 0; round < 3; round++) {
@@ -118,7 +99,7 @@ static void test_hits_after_restarts(void **state)
 		    (int)tokens);
 		/* What is new lies beside what was kept, and is kept with it. */
 		assert_int_equal(hits(store, 10 + round), 0);
-		fill(store, 10 + round);
+		test_store_prompt(store, 10 + round);
 	}
 	restart();
 	for (int round = 0; round < 3; round++)
@@ -155,10 +136,10 @@ static const int index_seals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE | F_SE
 
 static void test_flipped_byte(void **state)
 {
-	struct kvc_store *store = connect_worker();
+	struct kvc_store *store = test_connect(&fixture, "worker");
 
 	(void)state;
-	fill(store, 1);
+	test_store_prompt(store, 1);
 	assert_true(service_manager_stop(&manager, &fixture));
 	replace(REGION, 0, CORRUPT_AT, region_seals);
 	assert_true(service_manager_start(&manager, &fixture, usual));
@@ -166,7 +147,7 @@ static void test_flipped_byte(void **state)
 	assert_int_equal((int)dropped("checksum"), 1);
 	assert_int_equal((int)(restored() + dropped("other")), CUTS - 1);
 	assert_in_range(hits(store, 1), 0, CUTS - 1);
-	fill(store, 1);
+	test_store_prompt(store, 1);
 	assert_int_equal(hits(store, 1), CUTS);
 	kvc_close(store);
 }
@@ -181,16 +162,16 @@ static void test_memory_at_the_limit(void **state)
 	(void)state;
 	assert_true(service_manager_stop(&manager, &fixture));
 	assert_true(service_manager_start(&manager, &fixture, small));
-	store = connect_worker();
+	store = test_connect(&fixture, "worker");
 	for (int seed = 0; seed < 12; seed++)
-		fill(store, seed);
+		test_store_prompt(store, seed);
 	assert_true(service_manager_stop(&manager, &fixture));
 	assert_true(service_manager_start(&manager, &fixture, small));
 	for (int seed = 0; seed < 12; seed++)
 		kept += hits(store, seed) > 0;
 	assert_true(kept > 0);
 	for (int seed = 20; seed < 32; seed++) {
-		fill(store, seed);
+		test_store_prompt(store, seed);
 		assert_int_equal(hits(store, seed), CUTS);
 	}
 	kvc_close(store);
@@ -218,10 +199,10 @@ static void test_refused(void **state)
 
 	(void)state;
 	for (size_t i = 0; i < sizeof lies / sizeof lies[0]; i++) {
-		struct kvc_store *store = connect_worker();
+		struct kvc_store *store = test_connect(&fixture, "worker");
 
 		printf("%s\n", lies[i].what);
-		fill(store, 1);
+		test_store_prompt(store, 1);
 		assert_true(service_manager_stop(&manager, &fixture));
 		replace(lies[i].which, lies[i].cut, lies[i].flip, lies[i].seals);
 		assert_true(service_manager_start(&manager, &fixture, usual));
@@ -237,16 +218,16 @@ static void test_refused(void **state)
 /* Descriptors of no use, an index without its regions, regions without their index. */
 static void test_parts(void **state)
 {
-	struct kvc_store *store = connect_worker();
+	struct kvc_store *store = test_connect(&fixture, "worker");
 
 	(void)state;
-	fill(store, 1);
+	test_store_prompt(store, 1);
 	assert_true(service_manager_stop(&manager, &fixture));
 	service_manager_replace(&manager, names[REGION], open("/dev/null", O_RDONLY | O_CLOEXEC));
 	assert_true(service_manager_start(&manager, &fixture, usual));
 	assert_int_equal((int)restored(), 0);
 	assert_int_equal(hits(store, 1), 0);
-	fill(store, 1);
+	test_store_prompt(store, 1);
 	assert_true(service_manager_stop(&manager, &fixture));
 	service_manager_replace(&manager, names[INDEX], open("/dev/null", O_RDONLY | O_CLOEXEC));
 	assert_true(service_manager_start(&manager, &fixture, usual));

@@ -33,6 +33,15 @@ struct kvc_options test_options(const struct store_fixture *fixture, const char 
 	return options;
 }
 
+struct kvc_store *test_connect(const struct store_fixture *fixture, const char *name)
+{
+	struct kvc_options options = test_options(fixture, name);
+	struct kvc_store *store = NULL;
+
+	assert_ok(kvc_open(&options, &store));
+	return store;
+}
+
 void test_prompt(int32_t prompt[PROMPT_TOKENS], int32_t seed)
 {
 	for (int32_t i = 0; i < PROMPT_TOKENS; i++)
@@ -153,4 +162,14 @@ int test_compare(struct kvc_store *store, struct kvc_sequence *sequence, int32_t
 		}
 	}
 	return wrong;
+}
+
+void test_store_prompt(struct kvc_store *store, int32_t seed)
+{
+	struct kvc_sequence *sequence = NULL;
+
+	assert_ok(test_open(store, NULL, seed, &sequence));
+	assert_ok(test_write(store, sequence, seed));
+	assert_int_equal(test_compare(store, sequence, seed), 0);
+	kvc_sequence_close(sequence, 0);
 }

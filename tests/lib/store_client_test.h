@@ -30,6 +30,8 @@ extern const char *test_program;   /* to run as another worker */
 
 struct kvw_model_layout test_layout(void);
 struct kvc_options test_options(const struct store_fixture *fixture, const char *name);
+/* Connect to it as `name`; asserts that it works. */
+struct kvc_store *test_connect(const struct store_fixture *fixture, const char *name);
 void test_prompt(int32_t prompt[PROMPT_TOKENS], int32_t seed);
 enum kv_status test_open(
     struct kvc_store *store, const char *id, int32_t seed, struct kvc_sequence **sequence);
@@ -41,6 +43,10 @@ enum kv_status test_write(struct kvc_store *store, struct kvc_sequence *sequence
 /* Fetch every byte of the sequence's list and compare. The number of wrong units, or -1 when a
  * fetch failed. */
 int test_compare(struct kvc_store *store, struct kvc_sequence *sequence, int32_t seed);
+
+/* Open the prompt of this seed, write and compare what is not shared (1.7 MB), and close it, so
+ * that nobody uses it; asserts that it works. */
+void test_store_prompt(struct kvc_store *store, int32_t seed);
 
 uint64_t test_unit_bytes(
     uint32_t start, uint32_t tokens, enum kvw_segment_kind kind, uint32_t layer);
