@@ -1,83 +1,18 @@
-/* Made-up time, numbers and memory for the engine; starting, restarting and ending a store. */
-#include <stdlib.h>
+/* Starting, restarting and ending a store. */
 #include <string.h>
 
 #include "tests/simulation/simulation.h"
 
-const struct kvw_model_layout sim_layout = {
-    .layers = SIM_LAYERS,
-    .kv_heads = 1,
-    .head_dim = 4,
-    .kv_type = KVW_KV_F16,
-    .dense_layers = 1,
-    .sinks = 2,
-    .cluster_tokens = 4,
-    .index_digest = {1, 2, 3, 4, 5, 6, 7, 8},
-};
 const uint8_t sim_policy[32] = {7, 7, 7};
 
-static uint64_t now_ms(void *context)
+static void broken(void *context, const char *what)
 {
-	return ((struct sim *)context)->now;
-}
-
-static uint64_t random64(void *context)
-{
-	return kv_random_next(&((struct sim *)context)->random);
-}
-
-static enum kv_status region_create(void *context, uint32_t index, uint64_t bytes, uint8_t **base)
-{
-	struct sim *sim = context;
-
-	if (sim->growth_fails) {
-		sim->counts.growth_failures++;
-		return kv_fail(KV_LIMIT, "the machine has no memory");
-	}
-	SIM_REQUIRE(sim, index < SIM_REGIONS, "region %u is asked for", index);
-	SIM_REQUIRE(sim, !sim->region_live[index], "region %u is made twice", index);
-	if (sim->memory_bytes[index] < bytes) {
-		free(sim->memory[index]);
-		sim->memory[index] = calloc(1, bytes);
-		SIM_REQUIRE(sim, sim->memory[index], "no memory for the simulation");
-		sim->memory_bytes[index] = bytes;
-	}
-	sim->region_live[index] = true;
-	sim->regions_live++;
-	*base = sim->memory[index];
-	return KV_OK;
-}
-
-static void region_destroy(void *context, uint32_t index)
-{
-	struct sim *sim = context;
-
-	SIM_REQUIRE(sim, index < SIM_REGIONS && sim->region_live[index], "region %u goes twice", index);
-	sim->region_live[index] = false;
-	sim->regions_live--;
-	memset(sim->memory[index], 0xdd, sim->memory_bytes[index]);
-}
-
-static void lease_changed(void *context, uint32_t slot, uint64_t epoch)
-{
-	struct sim *sim = context;
-
-	SIM_REQUIRE(sim, slot < KVW_CONTROL_SLOTS && (epoch == 0) != (sim->page.lease[slot] == 0),
-	    "the word of slot %u becomes %llu, it was %llu", slot, (unsigned long long)epoch,
-	    (unsigned long long)sim->page.lease[slot]);
-	sim->page.lease[slot] = epoch;
+	sim_fail(context, "%s", what);
 }
 
 static void start_engine(struct sim *sim)
 {
-	const struct kvs_environment environment = {
-	    .context = sim,
-	    .now_ms = now_ms,
-	    .random64 = random64,
-	    .region_create = region_create,
-	    .region_destroy = region_destroy,
-	    .lease_changed = lease_changed,
-	};
+	const struct kvs_environment environment = engine_world_environment(&sim->world);
 	struct kvs_options options = {
 	    .memory = sim->memory_short ? 6144 + 2048 * sim_below(sim, 16) : 2 << 20,
 	    .region_bytes = 1024u << sim_below(sim, 4),
@@ -108,7 +43,7 @@ static void start_engine(struct sim *sim)
 	status = kvs_engine_create(sim->allocator, &options, &environment, &sim->engine);
 
 	SIM_REQUIRE(sim, status == KV_OK, "the engine does not start: %s", kv_error_message());
-	sim->page.boot_generation = kvs_engine_generation(sim->engine);
+	sim->world.page.boot_generation = kvs_engine_generation(sim->engine);
 }
 
 static void make_documents(struct sim *sim)
@@ -121,21 +56,18 @@ static void make_documents(struct sim *sim)
 
 void sim_start(struct sim *sim, uint64_t seed)
 {
-	uint8_t *memory[SIM_REGIONS];
-	uint64_t bytes[SIM_REGIONS];
+	static struct engine_world world;
 	const bool trace = sim->trace;
 
-	memcpy(memory, sim->memory, sizeof memory);
-	memcpy(bytes, sim->memory_bytes, sizeof bytes);
+	world = sim->world;
 	memset(sim, 0, sizeof *sim);
-	memcpy(sim->memory, memory, sizeof memory);
-	memcpy(sim->memory_bytes, bytes, sizeof bytes);
+	sim->world = world;
+	sim->world.keeps_memory = true;
+	engine_world_begin(&sim->world, seed, SIM_REGIONS, broken, sim);
 	sim->trace = trace;
 	sim->seed = seed;
-	sim->now = 1000;
 	sim->next_owner = 1;
 	sim->operation = "start";
-	kv_random_seed(&sim->random, seed);
 	sim->memory_short = seed % 4 != 0;
 	sim->allocator = kv_allocator_create("simulated store", 0);
 	SIM_REQUIRE(sim, sim->allocator, "no memory for the simulation");
@@ -166,13 +98,13 @@ static void end_engine(struct sim *sim)
 	sim->counts.zombies += statistics.zombie_reservations;
 	sim->counts.quota_refusals += statistics.quota_refusals;
 	sim->counts.quota_evictions += statistics.quota_evictions;
+	sim->counts.growth_failures += sim->world.regions_refused;
+	sim->world.regions_refused = 0;
 	sim->counts.released += statistics.released_bytes;
-	sim->page.boot_generation = 0;
+	sim->world.page.boot_generation = 0;
 	kvs_engine_destroy(sim->engine);
 	sim->engine = NULL;
-	SIM_REQUIRE(sim, sim->regions_live == 0, "%u regions are left", sim->regions_live);
-	for (uint32_t slot = 0; slot < KVW_CONTROL_SLOTS; slot++)
-		SIM_REQUIRE(sim, sim->page.lease[slot] == 0, "the lease of slot %u is left", slot);
+	engine_world_check_empty(&sim->world);
 	SIM_REQUIRE(sim, kv_allocator_stats(sim->allocator).blocks == 0, "%llu blocks are left",
 	    (unsigned long long)kv_allocator_stats(sim->allocator).blocks);
 }
@@ -203,7 +135,7 @@ void sim_stop(struct sim *sim)
 	finish_flights(sim);
 	for (uint32_t i = 0; i < SIM_WORKERS; i++)
 		sim_worker_goes(sim, i, false);
-	sim->now += SIM_ORPHAN_MS;
+	sim->world.now += SIM_ORPHAN_MS;
 	kvs_engine_tick(sim->engine);
 	kvs_engine_evict(sim->engine);
 	SIM_REQUIRE(sim, kvs_engine_check(sim->engine) == KV_OK, "%s", kv_error_message());
@@ -230,16 +162,15 @@ void sim_stop(struct sim *sim)
 
 void sim_free_memory(struct sim *sim)
 {
-	for (uint32_t i = 0; i < SIM_REGIONS; i++)
-		free(sim->memory[i]);
+	engine_world_free(&sim->world);
 }
 
 uint8_t *sim_memory(struct sim *sim, const struct kvs_unit *unit)
 {
-	if (unit->region >= SIM_REGIONS || unit->offset > sim->memory_bytes[unit->region] ||
-	    unit->bytes > sim->memory_bytes[unit->region] - unit->offset)
+	if (unit->region >= SIM_REGIONS || unit->offset > sim->world.region_bytes[unit->region] ||
+	    unit->bytes > sim->world.region_bytes[unit->region] - unit->offset)
 		return NULL;
-	return sim->memory[unit->region] + unit->offset;
+	return sim->world.region[unit->region] + unit->offset;
 }
 
 void sim_arm(struct sim *sim)

@@ -52,7 +52,8 @@ static void begin(struct sim *sim, uint32_t worker)
 /* The copy is whole: it may be used only if the page says so, and then it must be right. */
 static void end(struct sim *sim, struct sim_read *read)
 {
-	enum kv_status status = kvc_page_check(&sim->page, read->slot, read->epoch, read->generation);
+	enum kv_status status =
+	    kvc_page_check(&sim->world.page, read->slot, read->epoch, read->generation);
 
 	read->active = false;
 	if (status != KV_OK) {
@@ -60,7 +61,7 @@ static void end(struct sim *sim, struct sim_read *read)
 		return;
 	}
 	sim->counts.reads++;
-	SIM_REQUIRE(sim, read->generation == sim->page.boot_generation,
+	SIM_REQUIRE(sim, read->generation == sim->world.page.boot_generation,
 	    "bytes of another boot are taken for good");
 	SIM_REQUIRE(sim, sim_filled(read->bytes, read->unit.bytes, read->content),
 	    "a worker was told that its copy holds, and it has wrong bytes");

@@ -54,7 +54,7 @@ void sim_trace(const struct sim *sim, const char *format, ...)
 
 uint32_t sim_below(struct sim *sim, uint32_t bound)
 {
-	return (uint32_t)kv_random_below(&sim->random, bound);
+	return (uint32_t)kv_random_below(&sim->world.random, bound);
 }
 
 bool sim_once_in(struct sim *sim, uint32_t of)

@@ -13,8 +13,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "common/base/random.h"
-#include "kvstore/engine/engine.h"
+#include "tests/lib/engine_world.h"
 
 enum {
 	SIM_WORKERS = 4,
@@ -124,17 +123,11 @@ struct sim {
 	uint32_t step;
 	bool trace;
 	const char *operation;
-	struct kv_random random;
-	uint64_t now;
+	struct engine_world world; /* keeps memory */
 	struct kv_allocator *allocator;
 	struct kvs_engine *engine;
-	struct kvw_control_page page;
 
-	uint8_t *memory[SIM_REGIONS]; /* stays readable when the region is gone, as a mapping does */
-	uint64_t memory_bytes[SIM_REGIONS];
-	bool region_live[SIM_REGIONS];
-	uint32_t regions_live;
-	bool growth_fails, memory_short, armed;
+	bool memory_short, armed;
 	bool may_evict;              /* the operation under way may evict */
 	int32_t only_tenant;         /* if not -1: only this tenant's segments */
 	uint64_t quota[SIM_TENANTS]; /* 0: none */
@@ -155,7 +148,6 @@ struct sim {
 	struct sim_counts counts;
 };
 
-extern const struct kvw_model_layout sim_layout;
 extern const uint8_t sim_policy[32];
 
 /* ---- simulate.c ---- */

@@ -14,7 +14,7 @@ void sim_connect(struct sim *sim, uint32_t worker)
 	    .name = name,
 	    .model_id = model_id,
 	    .model_name = "tiny",
-	    .layout = sim_layout,
+	    .layout = engine_world_layout,
 	};
 	enum kv_status status;
 
@@ -22,10 +22,10 @@ void sim_connect(struct sim *sim, uint32_t worker)
 	snprintf(name, sizeof name, "worker-%u", worker);
 	status = kvs_peer_add(sim->engine, &request, &own->slot, &own->epoch);
 	SIM_REQUIRE(sim, status == KV_OK, "worker %u is refused: %s", worker, kv_error_message());
-	SIM_REQUIRE(
-	    sim, sim->page.lease[own->slot] == own->epoch, "the word of worker %u is wrong", worker);
-	own->generation = sim->page.boot_generation;
-	own->renewed_ms = sim->now;
+	SIM_REQUIRE(sim, sim->world.page.lease[own->slot] == own->epoch,
+	    "the word of worker %u is wrong", worker);
+	own->generation = sim->world.page.boot_generation;
+	own->renewed_ms = sim->world.now;
 	own->stopped = own->lapsed = own->removed = false;
 	own->read.active = false;
 	sim_trace(
@@ -74,7 +74,7 @@ static void end_lease(struct sim *sim, uint32_t worker, bool dead)
 		sequence->write.active = false;
 		sequence->orphan = true;
 		sequence->piece_count = 0;
-		sequence->expires_ms = sim->now + SIM_ORPHAN_MS;
+		sequence->expires_ms = sim->world.now + SIM_ORPHAN_MS;
 	}
 }
 
@@ -86,7 +86,8 @@ void sim_worker_goes(struct sim *sim, uint32_t worker, bool dead)
 	if (!own->lapsed) end_lease(sim, worker, dead);
 	kvs_peer_remove(sim->engine, own->slot, dead);
 	own->removed = true;
-	SIM_REQUIRE(sim, sim->page.lease[own->slot] == 0, "the lease of a removed worker still stands");
+	SIM_REQUIRE(
+	    sim, sim->world.page.lease[own->slot] == 0, "the lease of a removed worker still stands");
 	if (dead) sim_bury(sim, own->epoch);
 }
 
@@ -146,13 +147,13 @@ static void beat(struct sim *sim, uint32_t worker)
 	status = kvs_peer_heartbeat(sim->engine, own->slot, own->epoch);
 	SIM_REQUIRE(sim, (status == KV_OK) == !own->lapsed, "a heartbeat of worker %u gives %s", worker,
 	    kv_status_text(status));
-	if (status == KV_OK) own->renewed_ms = sim->now;
+	if (status == KV_OK) own->renewed_ms = sim->world.now;
 }
 
 static void pass_time(struct sim *sim)
 {
 	sim->operation = "time";
-	sim->now += sim_once_in(sim, 40) ? SIM_ORPHAN_MS : sim_below(sim, 500);
+	sim->world.now += sim_once_in(sim, 40) ? SIM_ORPHAN_MS : sim_below(sim, 500);
 	for (uint32_t i = 0; i < SIM_WORKERS; i++) {
 		if (!sim->workers[i].stopped && !sim_once_in(sim, 6)) beat(sim, i);
 	}
@@ -162,15 +163,16 @@ static void pass_time(struct sim *sim)
 		struct sim_worker *own = &sim->workers[i];
 
 		if (own->removed || own->lapsed) continue;
-		if (sim->now - own->renewed_ms < SIM_LEASE_MS) continue;
+		if (sim->world.now - own->renewed_ms < SIM_LEASE_MS) continue;
 		end_lease(sim, i, false);
 		own->lapsed = true;
-		SIM_REQUIRE(sim, sim->page.lease[own->slot] == 0, "worker %u keeps a lapsed lease", i);
+		SIM_REQUIRE(
+		    sim, sim->world.page.lease[own->slot] == 0, "worker %u keeps a lapsed lease", i);
 	}
 	for (uint32_t i = 0; i < SIM_SEQUENCES; i++) {
 		struct sim_sequence *sequence = &sim->sequences[i];
 
-		if (sequence->used && sequence->orphan && sequence->expires_ms <= sim->now)
+		if (sequence->used && sequence->orphan && sequence->expires_ms <= sim->world.now)
 			sequence->used = false;
 	}
 }
@@ -265,7 +267,7 @@ void sim_life(struct sim *sim)
 		break;
 	case 3:
 		sim->operation = "growth";
-		sim->growth_fails = sim_once_in(sim, 6);
+		sim->world.refuse_regions = sim_once_in(sim, 6);
 		break;
 	case 4:
 		sim->operation = "evict";

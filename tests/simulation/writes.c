@@ -275,7 +275,7 @@ static void expect_evictions(
 
 	sim->may_evict = true;
 	for (uint32_t i = 0; i < write->count; i++) {
-		if (kvw_segment_bytes(&sim_layout, write->shapes[i].kind, write->shapes[i].start,
+		if (kvw_segment_bytes(&engine_world_layout, write->shapes[i].kind, write->shapes[i].start,
 		        write->shapes[i].tokens, &part) == KV_OK)
 			asked += part;
 	}
@@ -312,7 +312,7 @@ static void reserve(struct sim *sim)
 	    write->count, write->ids);
 	if (sim_disarm(sim, status)) return;
 	if (status == KV_LIMIT) {
-		SIM_REQUIRE(sim, sim->memory_short || sim->growth_fails || sim->only_tenant >= 0,
+		SIM_REQUIRE(sim, sim->memory_short || sim->world.refuse_regions || sim->only_tenant >= 0,
 		    "reserve: %s", kv_error_message());
 		sim->counts.refused++;
 		return;
@@ -578,7 +578,7 @@ static void close_sequence(struct sim *sim)
 	sequence->orphan = true;
 	sequence->write.active = false;
 	sequence->piece_count = 0;
-	sequence->expires_ms = sim->now + SIM_ORPHAN_MS;
+	sequence->expires_ms = sim->world.now + SIM_ORPHAN_MS;
 }
 
 void sim_work(struct sim *sim)

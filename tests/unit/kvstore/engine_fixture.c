@@ -1,15 +1,5 @@
 #include "tests/unit/kvstore/engine_fixture.h"
 
-const struct kvw_model_layout store_layout = {
-    .layers = 2,
-    .kv_heads = 1,
-    .head_dim = 4,
-    .kv_type = KVW_KV_F16,
-    .dense_layers = 1,
-    .sinks = 2,
-    .cluster_tokens = 4,
-    .index_digest = {1, 2, 3, 4, 5, 6, 7, 8},
-};
 const uint8_t store_policy[32] = {9, 9, 9};
 
 void store_assert_status(enum kv_status status, enum kv_status expected, const char *expression,
@@ -28,70 +18,26 @@ void store_assert_text(const char *part, const char *file, int line)
 	_fail(file, line);
 }
 
-static uint64_t now_ms(void *context)
+static void broken(void *context, const char *what)
 {
-	return ((struct store *)context)->now;
-}
-
-static uint64_t random64(void *context)
-{
-	return kv_random_next(&((struct store *)context)->random);
-}
-
-static enum kv_status region_create(void *context, uint32_t index, uint64_t bytes, uint8_t **base)
-{
-	struct store *store = context;
-
-	if (store->refuse_regions) return kv_fail(KV_LIMIT, "the machine has no memory");
-	assert_true(index < STORE_REGIONS && !store->region_bytes[index]);
-	*base = store->region[index] = calloc(1, bytes);
-	assert_non_null(*base);
-	store->region_bytes[index] = bytes;
-	store->regions_made++;
-	store->regions_live++;
-	return KV_OK;
-}
-
-static void region_destroy(void *context, uint32_t index)
-{
-	struct store *store = context;
-
-	assert_true(index < STORE_REGIONS && store->region[index]);
-	free(store->region[index]);
-	store->region[index] = NULL;
-	store->regions_live--;
-}
-
-static void lease_changed(void *context, uint32_t slot, uint64_t epoch)
-{
-	struct store *store = context;
-
-	assert_true(slot < KVW_CONTROL_SLOTS);
-	assert_true((epoch == 0) != (store->lease[slot] == 0));
-	store->lease[slot] = epoch;
+	(void)context;
+	fail_msg("%s", what);
 }
 
 struct kvs_environment store_environment(struct store *store)
 {
-	return (struct kvs_environment){
-	    .context = store,
-	    .now_ms = now_ms,
-	    .random64 = random64,
-	    .region_create = region_create,
-	    .region_destroy = region_destroy,
-	    .lease_changed = lease_changed,
-	};
+	engine_world_begin(&store->world, 1, ENGINE_WORLD_REGIONS, broken, NULL);
+	return engine_world_environment(&store->world);
 }
 
 void store_start(struct store *store, const struct kvs_options *options)
 {
 	const struct kvs_options usual = {
 	    .memory = STORE_MEMORY, .max_sequences = 64, .max_segments = 512, .max_peers = 16};
-	struct kvs_environment environment = store_environment(store);
+	struct kvs_environment environment;
 
 	memset(store, 0, sizeof *store);
-	kv_random_seed(&store->random, 1);
-	store->now = 1000;
+	environment = store_environment(store);
 	store->allocator = kv_allocator_create("engine test", 0);
 	assert_non_null(store->allocator);
 	assert_ok(kvs_engine_create(
@@ -102,9 +48,7 @@ void store_stop(struct store *store)
 {
 	assert_sound(store);
 	kvs_engine_destroy(store->engine);
-	assert_int_equal(store->regions_live, 0);
-	for (uint32_t slot = 0; slot < KVW_CONTROL_SLOTS; slot++)
-		assert_int_equal(store->lease[slot], 0);
+	engine_world_check_empty(&store->world);
 	assert_int_equal(kv_allocator_stats(store->allocator).blocks, 0);
 	kv_allocator_destroy(store->allocator);
 }
@@ -117,14 +61,14 @@ uint32_t store_peer_of(struct store *store, const char *name, const char *tenant
 	    .name = name,
 	    .model_id = model_id,
 	    .model_name = "tiny",
-	    .layout = store_layout,
+	    .layout = engine_world_layout,
 	};
 	uint64_t epoch = 0;
 	uint32_t peer = 0;
 
 	model_id[0] = model;
 	assert_ok(kvs_peer_add(store->engine, &request, &peer, &epoch));
-	assert_int_equal(store->lease[peer], epoch);
+	assert_int_equal(store->world.page.lease[peer], epoch);
 	return peer;
 }
 

@@ -1,5 +1,4 @@
-/* An engine in a made-up environment: time stands still until a test moves it, numbers repeat,
- * regions are heap blocks, and what the engine did to the control page can be read. */
+/* An engine in a made-up world, with assertions. */
 #ifndef TESTS_UNIT_KVSTORE_ENGINE_FIXTURE_H
 #define TESTS_UNIT_KVSTORE_ENGINE_FIXTURE_H
 
@@ -14,25 +13,14 @@
 
 #include <cmocka.h>
 
-#include "common/base/random.h"
-#include "kvstore/engine/engine.h"
-
-enum { STORE_REGIONS = 4096 };
+#include "tests/lib/engine_world.h"
 
 struct store {
 	struct kv_allocator *allocator;
 	struct kvs_engine *engine;
-	struct kv_random random;
-	uint64_t now;
-	uint64_t lease[KVW_CONTROL_SLOTS];
-	uint8_t *region[STORE_REGIONS];
-	uint64_t region_bytes[STORE_REGIONS];
-	uint32_t regions_made, regions_live;
-	bool refuse_regions;
+	struct engine_world world;
 };
 
-/* Two layers, the first dense, one KV head of 4 numbers, 2 sinks, 4 tokens in a cluster. */
-extern const struct kvw_model_layout store_layout;
 extern const uint8_t store_policy[32];
 
 enum { STORE_MEMORY = 1 << 20 };
@@ -41,6 +29,8 @@ enum { STORE_MEMORY = 1 << 20 };
 void store_start(struct store *store, const struct kvs_options *options);
 /* Ends the engine, and checks that nothing is left: no block, no region, no lease. */
 void store_stop(struct store *store);
+
+/* Begin the world of an all-zero `store`, for tests that start the engine themselves. */
 struct kvs_environment store_environment(struct store *store);
 
 uint32_t store_peer(struct store *store, const char *name);

@@ -174,14 +174,14 @@ static void test_the_machine_has_no_memory(void **state)
 	peer = store_peer(&store, "w");
 	first = store_one(&store, peer, 1);
 	store_one(&store, peer, 100);
-	store.refuse_regions = true;
+	store.world.refuse_regions = true;
 	sequence = store_open(&store, peer, "s", tokens, 8, NULL, 0).sequence;
 	/* Eviction helps where the machine does not. */
 	assert_ok(reserve(&store, peer, sequence, 1, 8));
 	assert_false(store_has(&store, first));
 	assert_fails(reserve(&store, peer, sequence, 3, 8), KV_LIMIT, "the machine has no memory");
 	assert_sound(&store);
-	store.refuse_regions = false;
+	store.world.refuse_regions = false;
 	assert_ok(reserve(&store, peer, sequence, 3, 8));
 	store_stop(&store);
 }
@@ -214,10 +214,10 @@ static void test_evict_everything(void **state)
 	for (uint32_t i = 0; i < 3; i++)
 		store_one(&store, peer, 100 * i);
 	assert_int_equal(kvs_engine_evict(store.engine), 3 * SEGMENT);
-	assert_int_equal(store.regions_live, 0);
+	assert_int_equal(store.world.regions_live, 0);
 	assert_int_equal(store_statistics(&store).region_bytes, 0);
 	store_one(&store, peer, 1);
-	assert_int_equal(store.regions_made, 2);
+	assert_int_equal(store.world.regions_made, 2);
 	store_stop(&store);
 }
 

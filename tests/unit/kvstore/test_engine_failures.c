@@ -22,7 +22,7 @@ static enum kv_status add_peer(struct script *script, uint8_t model, uint32_t *p
 
 	return kvs_peer_add(script->store.engine,
 	    &(struct kvs_peer_request){
-	        .name = "w", .model_id = model_id, .model_name = "tiny", .layout = store_layout},
+	        .name = "w", .model_id = model_id, .model_name = "tiny", .layout = engine_world_layout},
 	    peer, &epoch);
 }
 
@@ -181,11 +181,10 @@ static void test_creation(void **state)
 	(void)state;
 	for (uint64_t n = 1; status != KV_OK; n++) {
 		struct kv_allocator *allocator = kv_allocator_create("creation", 0);
-		struct store store = {.now = 1};
+		struct store store = {0};
 		struct kvs_environment environment = store_environment(&store);
 		struct kvs_engine *engine = NULL;
 
-		kv_random_seed(&store.random, 1);
 		kv_allocator_fail_at(allocator, n);
 		status = kvs_engine_create(allocator, &options, &environment, &engine);
 		kv_allocator_fail_at(allocator, 0);

@@ -561,14 +561,14 @@ static void do_peer(struct world *world)
 		sequence->piece_count = sequence->reserved_count = 0;
 	}
 	if (how == 2) {
-		world->store.now += 3000;
+		world->store.world.now += 3000;
 		for (uint32_t i = 0; i < PEERS; i++) {
 			if (i != peer)
 				assert_ok(
 				    kvs_peer_heartbeat(world->store.engine, world->peers[i], world->epochs[i]));
 		}
 		kvs_engine_tick(world->store.engine);
-		assert_int_equal(world->store.lease[slot], 0);
+		assert_int_equal(world->store.world.page.lease[slot], 0);
 	}
 	kvs_peer_remove(world->store.engine, slot, how == 0);
 	if (how > 0 && below(world, 2)) {

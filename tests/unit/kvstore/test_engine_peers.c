@@ -16,7 +16,7 @@ static enum kv_status add(struct store *store, const struct kvw_model_layout *la
 
 static void test_models(void **state)
 {
-	struct kvw_model_layout layout = store_layout;
+	struct kvw_model_layout layout = engine_world_layout;
 	struct store store;
 
 	(void)state;
@@ -25,7 +25,7 @@ static void test_models(void **state)
 	assert_ok(add(&store, &layout, 1));
 	layout.kv_heads = 2;
 	assert_fails(add(&store, &layout, 1), KV_REFUSED, "kv_heads 1, this worker has 2");
-	layout = store_layout;
+	layout = engine_world_layout;
 	layout.index_digest[7] ^= 1;
 	assert_fails(add(&store, &layout, 1), KV_REFUSED, "index parameters");
 	assert_ok(add(&store, &layout, 2));
@@ -37,7 +37,7 @@ static void test_models(void **state)
 	/* A model that nobody uses, and that nothing is stored of, is forgotten. */
 	kvs_peer_remove(store.engine, 0, 1);
 	kvs_peer_remove(store.engine, 1, 1);
-	layout = store_layout;
+	layout = engine_world_layout;
 	layout.kv_heads = 2;
 	assert_ok(add(&store, &layout, 1));
 	store_stop(&store);
@@ -93,21 +93,21 @@ static void test_lease(void **state)
 	epoch = store_epoch(&store, peer);
 	opened = store_open(&store, peer, "s", tokens, 20, ends, 3);
 	store_fill(&store, peer, opened.sequence, ends, 3);
-	store.now += 2999;
+	store.world.now += 2999;
 	kvs_engine_tick(store.engine);
 	assert_ok(kvs_peer_heartbeat(store.engine, peer, epoch));
 	assert_fails(kvs_peer_heartbeat(store.engine, peer, epoch + 1), KV_STALE, "has the lease");
-	store.now += 2999;
+	store.world.now += 2999;
 	kvs_engine_tick(store.engine);
-	assert_int_equal(store.lease[peer], epoch);
+	assert_int_equal(store.world.page.lease[peer], epoch);
 	assert_ok(kvs_peer_info(store.engine, peer, &info));
 	assert_int_equal(info.heartbeat_age_ms, 2999);
 	assert_int_equal(info.sequences, 1);
 	assert_true(store_statistics(&store).leased_bytes > 0);
-	store.now += 1;
+	store.world.now += 1;
 	kvs_engine_tick(store.engine);
 	assert_sound(&store);
-	assert_int_equal(store.lease[peer], 0);
+	assert_int_equal(store.world.page.lease[peer], 0);
 	assert_int_equal(store_statistics(&store).lease_expiries, 1);
 	assert_int_equal(store_statistics(&store).leased_bytes, 0);
 	assert_int_equal(store_statistics(&store).sequences_orphaned, 1);
@@ -184,7 +184,7 @@ static void test_lapsed_then_dead(void **state)
 	store_start(&store, NULL);
 	peer = store_peer(&store, "w");
 	reserve_one(&store, peer, "a");
-	store.now += 3000;
+	store.world.now += 3000;
 	kvs_engine_tick(store.engine);
 	assert_true(store_statistics(&store).quarantined_bytes > 0);
 	kvs_peer_remove(store.engine, peer, 1);
@@ -195,13 +195,12 @@ static void test_lapsed_then_dead(void **state)
 static void test_options(void **state)
 {
 	struct kv_allocator *allocator = kv_allocator_create("options", 0);
-	struct store store = {.now = 1};
+	struct store store = {0};
 	struct kvs_environment environment = store_environment(&store);
 	struct kvs_engine *engine = NULL;
 	struct kvs_options options = {.memory = 63};
 
 	(void)state;
-	kv_random_seed(&store.random, 1);
 	assert_fails(
 	    kvs_engine_create(allocator, &options, &environment, &engine), KV_INVALID, "63 bytes");
 	options = (struct kvs_options){.memory = 4096, .max_peers = 501};

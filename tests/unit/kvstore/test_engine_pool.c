@@ -20,7 +20,7 @@ static void stop(struct fixture *fixture)
 {
 	assert_ok(kvs_pool_check(&fixture->pool));
 	kvs_pool_deinit(&fixture->pool);
-	assert_int_equal(fixture->store.regions_live, 0);
+	assert_int_equal(fixture->store.world.regions_live, 0);
 	assert_int_equal(kv_allocator_stats(fixture->store.allocator).blocks, 0);
 	kv_allocator_destroy(fixture->store.allocator);
 }
@@ -86,7 +86,7 @@ static void test_regions_grow_and_go(void **state)
 	kvs_pool_trim(&f.pool);
 	assert_int_equal(f.pool.region_count, 1);
 	assert_fails(kvs_pool_take(&f.pool, 100, false, &none), KV_LIMIT, "no free extent");
-	f.store.refuse_regions = true;
+	f.store.world.refuse_regions = true;
 	assert_fails(kvs_pool_take(&f.pool, 100, true, &none), KV_LIMIT, "the machine has no memory");
 	assert_null(none);
 	stop(&f);
@@ -101,7 +101,7 @@ static void test_memory_is_bounded_by_the_region(void **state)
 	start(&f, 4096, 1024);
 	extent = take(&f, 128);
 	assert_ptr_equal(kvs_pool_memory(&f.pool, extent->region->index, extent->offset, 128),
-	    f.store.region[0] + extent->offset);
+	    f.store.world.region[0] + extent->offset);
 	assert_null(kvs_pool_memory(&f.pool, 0, 1000, 25));
 	assert_null(kvs_pool_memory(&f.pool, 0, UINT64_MAX, 2));
 	assert_null(kvs_pool_memory(&f.pool, 1, 0, 1));

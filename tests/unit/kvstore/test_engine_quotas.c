@@ -178,7 +178,7 @@ static void test_watermarks(void **state)
 static void wait(struct store *store, uint32_t peer, uint64_t ms)
 {
 	for (uint64_t passed = 0; passed < ms; passed += 500) {
-		store->now += 500;
+		store->world.now += 500;
 		assert_ok(kvs_peer_heartbeat(store->engine, peer, store_epoch(store, peer)));
 		kvs_engine_tick(store->engine);
 		assert_sound(store);
@@ -199,21 +199,21 @@ static void test_memory_goes_back(void **state)
 	peer = store_peer(&store, "w");
 	for (uint32_t i = 0; i < 16; i++)
 		store_one(&store, peer, 100 * i);
-	assert_int_equal(store.regions_live, 4);
+	assert_int_equal(store.world.regions_live, 4);
 	assert_true(find(&store, peer, 0, &used));
 	wait(&store, peer, 9000);
 	assert_int_equal(store_statistics(&store).evictions, 0);
 	wait(&store, peer, 3000);
 	/* Only what is in use is left, and its region. */
 	assert_int_equal(store_statistics(&store).evictions, 15);
-	assert_int_equal(store.regions_live, 4);
+	assert_int_equal(store.world.regions_live, 4);
 	wait(&store, peer, 6000);
-	assert_int_equal(store.regions_live, 1);
+	assert_int_equal(store.world.regions_live, 1);
 	assert_int_equal(store_statistics(&store).released_bytes, 3 * 4 * SEGMENT);
 	/* And it is taken again when it is needed. */
 	for (uint32_t i = 0; i < 8; i++)
 		store_one(&store, peer, 100 * i);
-	assert_true(store.regions_live > 1);
+	assert_true(store.world.regions_live > 1);
 	store_stop(&store);
 }
 
@@ -237,14 +237,14 @@ static void test_operators_evict(void **state)
 	assert_int_equal(info_of(&store, "b").cached_bytes, 4 * SEGMENT);
 	assert_int_equal(
 	    kvs_engine_evict_some(store.engine, &(struct kvs_evict_request){.tenant = "nobody"}), 0);
-	store.now += 1000;
+	store.world.now += 1000;
 	assert_true(find(&store, b, 100, NULL));
 	assert_int_equal(
 	    kvs_engine_evict_some(store.engine, &(struct kvs_evict_request){.unused_ms = 1000}),
 	    5 * SEGMENT);
 	assert_true(find(&store, b, 100, NULL));
 	assert_int_equal(kvs_engine_evict(store.engine), SEGMENT);
-	assert_int_equal(store.regions_live, 0);
+	assert_int_equal(store.world.regions_live, 0);
 	store_stop(&store);
 }
 

@@ -88,9 +88,7 @@ static uint32_t adopt(struct store *store, uint64_t bytes)
 	uint8_t *base = calloc(1, bytes);
 
 	assert_ok(kvs_restore_region(store->engine, "", bytes, base, &index));
-	store->region[index] = base;
-	store->region_bytes[index] = bytes;
-	store->regions_live++;
+	engine_world_adopt(&store->world, index, base, bytes);
 	return index;
 }
 
@@ -128,23 +126,23 @@ static void test_found_again(void **state)
 		assert_sound(&store);
 	}
 	kvs_restore_end(store.engine);
-	assert_int_equal(store.regions_live, 1);
+	assert_int_equal(store.world.regions_live, 1);
 	assert_fails(restore(&store, &copies, 0, ids), KV_INVALID, "not free");
 	peer = store_peer_of(&store, "b", "", 1);
 	numbers(prompt, PROMPT, 100);
 	opened = store_open(&store, peer, NULL, prompt, PROMPT, ends, 3);
 	assert_int_equal(opened.shared, 3);
-	made = store.regions_made;
+	made = store.world.regions_made;
 	/* New segments go to new memory, although there is room between the old ones. */
 	fill(&store, peer, 777);
-	assert_int_equal(store.regions_made, made + 1);
-	assert_int_equal(store.regions_live, 2);
+	assert_int_equal(store.world.regions_made, made + 1);
+	assert_int_equal(store.world.regions_live, 2);
 	assert_sound(&store);
 	kvs_sequence_close(store.engine, peer, opened.sequence, 0);
 	kvs_peer_remove(store.engine, peer, 1);
 	/* With its last segment the old memory goes at once. */
 	kvs_engine_evict(store.engine);
-	assert_int_equal(store.regions_live, 0);
+	assert_int_equal(store.world.regions_live, 0);
 	assert_sound(&store);
 	store_stop(&store);
 }
@@ -234,7 +232,7 @@ static void test_memory_runs_out(void **state)
 			assert_int_equal(status, KV_NO_MEMORY);
 			fails++;
 			/* Whoever checks what comes next still reads it. */
-			assert_int_equal(store.regions_live, 1);
+			assert_int_equal(store.world.regions_live, 1);
 		}
 	}
 	assert_true(fails > 10);

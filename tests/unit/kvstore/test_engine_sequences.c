@@ -161,12 +161,12 @@ static void test_expiry(void **state)
 	opened = store_open(&store, peer, "s", tokens, 40, ends, 3);
 	assert_ok(kvs_sequence_close(store.engine, peer, opened.sequence, 1));
 	for (unsigned i = 0; i < 599; i++) {
-		store.now += 1000;
+		store.world.now += 1000;
 		assert_ok(kvs_peer_heartbeat(store.engine, peer, epoch));
 		kvs_engine_tick(store.engine);
 	}
 	assert_int_equal(store_statistics(&store).sequences_orphaned, 1);
-	store.now += 1000;
+	store.world.now += 1000;
 	kvs_engine_tick(store.engine);
 	assert_int_equal(store_statistics(&store).sequences_orphaned, 0);
 	assert_int_equal(store_statistics(&store).orphan_expiries, 1);
@@ -317,7 +317,7 @@ static void test_oldest_orphan_makes_room(void **state)
 	(void)state;
 	for (; id[0] <= 'd'; id[0]++) {
 		opened = store_open(&store, peer, id, tokens, 40, NULL, 0);
-		store.now++;
+		store.world.now++;
 		assert_ok(kvs_sequence_close(store.engine, peer, opened.sequence, 1));
 	}
 	assert_int_equal(store_statistics(&store).orphans_dropped, 1);

@@ -99,7 +99,7 @@ static enum kv_status add(
 {
 	uint8_t id[KVW_MODEL_ID_BYTES] = {0};
 	struct kvs_peer_request request = {
-	    .tenant = tenant, .model_id = id, .model_name = "tiny", .layout = store_layout};
+	    .tenant = tenant, .model_id = id, .model_name = "tiny", .layout = engine_world_layout};
 	uint64_t epoch;
 
 	id[0] = model;

@@ -73,29 +73,29 @@ static void test_shape_of_layers(void **state)
 	struct kvw_unit_shape shape;
 
 	(void)state;
-	assert_ok(kvw_unit_shape(&store_layout, KVW_CLUSTERED, 0, 19, 0, &shape));
+	assert_ok(kvw_unit_shape(&engine_world_layout, KVW_CLUSTERED, 0, 19, 0, &shape));
 	assert_int_equal(shape.plain, 19);
 	assert_int_equal(shape.clusters, 0);
-	assert_ok(kvw_unit_shape(&store_layout, KVW_CLUSTERED, 0, 19, 1, &shape));
+	assert_ok(kvw_unit_shape(&engine_world_layout, KVW_CLUSTERED, 0, 19, 1, &shape));
 	assert_int_equal(shape.plain, 2);
 	assert_int_equal(shape.clusters, 5); /* 17 tokens by 4 */
 	assert_int_equal(shape.row_bytes, 16);
-	assert_ok(kvw_unit_shape(&store_layout, KVW_CLUSTERED, 1, 4, 1, &shape));
+	assert_ok(kvw_unit_shape(&engine_world_layout, KVW_CLUSTERED, 1, 4, 1, &shape));
 	assert_int_equal(shape.plain, 1);
 	assert_int_equal(shape.clusters, 1);
-	assert_ok(kvw_unit_shape(&store_layout, KVW_CLUSTERED, 0, 1, 1, &shape));
+	assert_ok(kvw_unit_shape(&engine_world_layout, KVW_CLUSTERED, 0, 1, 1, &shape));
 	assert_int_equal(shape.plain, 1);
 	assert_int_equal(shape.clusters, 0);
-	assert_ok(kvw_unit_shape(&store_layout, KVW_CLUSTERED, 100, 4, 1, &shape));
+	assert_ok(kvw_unit_shape(&engine_world_layout, KVW_CLUSTERED, 100, 4, 1, &shape));
 	assert_int_equal(shape.plain, 0);
-	assert_ok(kvw_unit_shape(&store_layout, KVW_PLAIN, 100, 4, 1, &shape));
+	assert_ok(kvw_unit_shape(&engine_world_layout, KVW_PLAIN, 100, 4, 1, &shape));
 	assert_int_equal(shape.plain, 4);
 	assert_int_equal(shape.clusters, 0);
 }
 
 static void test_segment_is_the_sum_of_its_units(void **state)
 {
-	struct kvw_model_layout model = store_layout;
+	struct kvw_model_layout model = engine_world_layout;
 
 	(void)state;
 	model.layers = 7;
@@ -118,7 +118,7 @@ static void test_segment_is_the_sum_of_its_units(void **state)
 
 static void test_refusals(void **state)
 {
-	struct kvw_model_layout model = store_layout;
+	struct kvw_model_layout model = engine_world_layout;
 	struct kvw_unit_shape shape;
 	uint64_t bytes;
 
@@ -134,19 +134,19 @@ static void test_refusals(void **state)
 	    kvw_unit_shape(&model, (enum kvw_segment_kind)2, 0, 1, 0, &shape), KV_INVALID, "kind 2");
 	model.head_dim = 513;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "head_dim is 513");
-	model = store_layout;
+	model = engine_world_layout;
 	model.layers = 0;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "layers is 0");
-	model = store_layout;
+	model = engine_world_layout;
 	model.dense_layers = 3;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "dense_layers is 3");
-	model = store_layout;
+	model = engine_world_layout;
 	model.kv_type = 2;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "kv_type is 2");
-	model = store_layout;
+	model = engine_world_layout;
 	model.cluster_tokens = 0;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "cluster_tokens is 0");
-	model = store_layout;
+	model = engine_world_layout;
 	model.kv_heads = 257;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "kv_heads is 257");
 }
