@@ -8,6 +8,7 @@
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -40,17 +41,23 @@ void hostile_close(struct hostile_peer *peer)
 	close(peer->socket);
 }
 
+bool hostile_write(struct hostile_peer *peer, const uint8_t *bytes, size_t length, int descriptor)
+{
+	int idle = 0;
+
+	return kv_frame_push(peer->writer, bytes, length, &descriptor, descriptor >= 0) == KV_OK &&
+	       kv_frame_write(peer->writer, peer->socket, &idle) == KV_OK;
+}
+
 bool hostile_send(struct hostile_peer *peer, Kv__Request *request, int descriptor)
 {
 	uint8_t *bytes = NULL;
 	size_t length = 0;
-	int idle = 0;
 	bool sent;
 
 	request->id = ++peer->id;
 	if (kv_codec_request_pack(kv_heap(), request, &bytes, &length) != KV_OK) return false;
-	sent = kv_frame_push(peer->writer, bytes, length, &descriptor, descriptor >= 0) == KV_OK &&
-	       kv_frame_write(peer->writer, peer->socket, &idle) == KV_OK;
+	sent = hostile_write(peer, bytes, length, descriptor);
 	kv_free(kv_heap(), bytes);
 	return sent;
 }
@@ -77,6 +84,20 @@ static void take_descriptors(struct hostile_peer *peer, const Kv__Response *resp
 	}
 }
 
+enum kv_status hostile_read(struct hostile_peer *peer, Kv__Response **response)
+{
+	enum kv_frame_event event = KV_FRAME_NONE;
+	struct kv_frame frame;
+
+	*response = NULL;
+	if (kv_frame_read(peer->reader, peer->socket, &event, &frame) != KV_OK || event == KV_FRAME_END)
+		return KV_DISCONNECTED;
+	if (event == KV_FRAME_NONE) return KV_OK;
+	KV_TRY(kv_codec_response_unpack(kv_heap(), frame.payload, frame.length, response));
+	take_descriptors(peer, *response);
+	return KV_OK;
+}
+
 Kv__Response *hostile_call(struct hostile_peer *peer, Kv__Request *request, int descriptor)
 {
 	uint64_t deadline = store_fixture_now() + ANSWER_MS;
@@ -84,9 +105,7 @@ Kv__Response *hostile_call(struct hostile_peer *peer, Kv__Request *request, int 
 	if (!hostile_send(peer, request, descriptor)) return NULL;
 	while (store_fixture_now() < deadline) {
 		struct pollfd one = {.fd = peer->socket, .events = POLLIN};
-		enum kv_frame_event event = KV_FRAME_NONE;
 		Kv__Response *response = NULL;
-		struct kv_frame frame;
 		int idle = 0;
 
 		if (kv_frame_writer_queued(peer->writer)) {
@@ -94,13 +113,8 @@ Kv__Response *hostile_call(struct hostile_peer *peer, Kv__Request *request, int 
 			if (kv_frame_write(peer->writer, peer->socket, &idle) != KV_OK) return NULL;
 		}
 		poll(&one, 1, 100);
-		if (kv_frame_read(peer->reader, peer->socket, &event, &frame) != KV_OK ||
-		    event == KV_FRAME_END)
-			return NULL;
-		if (event == KV_FRAME_NONE) continue;
-		if (kv_codec_response_unpack(kv_heap(), frame.payload, frame.length, &response) != KV_OK)
-			return NULL;
-		take_descriptors(peer, response);
+		if (hostile_read(peer, &response) != KV_OK) return NULL;
+		if (!response) continue;
 		/* News of regions and refusals at the door answer no request. */
 		if (response->id == request->id || response->status) return response;
 		kv_codec_response_free(kv_heap(), response);
@@ -116,29 +130,37 @@ static uint32_t status_of(Kv__Response *response)
 	return status;
 }
 
+void hostile_greet(struct hostile_greeting *greeting, Kv__Request *request)
+{
+	struct kvw_model_layout layout = test_layout();
+	Kv__HelloRequest *hello = &greeting->hello;
+
+	kv__hello_request__init(hello);
+	kv__model_layout__init(&greeting->layout);
+	memset(greeting->model, 7, sizeof greeting->model);
+	kv_codec_layout_to_wire(&layout, &greeting->layout);
+	hello->protocol_version = KV_PROTOCOL_VERSION;
+	hello->client_name = (char *)(uintptr_t) "hostile";
+	hello->client_kind = (char *)(uintptr_t) "gpu-worker";
+	hello->model_id.data = greeting->model;
+	hello->model_id.len = sizeof greeting->model;
+	hello->layout = &greeting->layout;
+	hello->transport = (char *)(uintptr_t) "map";
+	hello->staging_descriptor = true;
+	hello->staging_bytes = HOSTILE_STAGING;
+	request->body_case = KV__REQUEST__BODY_HELLO;
+	request->hello = hello;
+}
+
 uint32_t hostile_hello(struct hostile_peer *peer, int staging, uint64_t staging_bytes)
 {
 	Kv__Request request = KV__REQUEST__INIT;
-	Kv__HelloRequest hello = KV__HELLO_REQUEST__INIT;
-	Kv__ModelLayout wire = KV__MODEL_LAYOUT__INIT;
-	struct kvw_model_layout layout = test_layout();
-	uint8_t model[KVW_MODEL_ID_BYTES];
+	struct hostile_greeting greeting;
 
 	if (staging < 0 && kv_staging_create(HOSTILE_STAGING, &peer->memory, &peer->staging) != KV_OK)
 		return (uint32_t)KV_IO;
-	memset(model, 7, sizeof model);
-	kv_codec_layout_to_wire(&layout, &wire);
-	hello.protocol_version = KV_PROTOCOL_VERSION;
-	hello.client_name = (char *)(uintptr_t) "hostile";
-	hello.client_kind = (char *)(uintptr_t) "gpu-worker";
-	hello.model_id.data = model;
-	hello.model_id.len = sizeof model;
-	hello.layout = &wire;
-	hello.transport = (char *)(uintptr_t) "map";
-	hello.staging_descriptor = true;
-	hello.staging_bytes = staging < 0 ? HOSTILE_STAGING : staging_bytes;
-	request.body_case = KV__REQUEST__BODY_HELLO;
-	request.hello = &hello;
+	hostile_greet(&greeting, &request);
+	if (staging >= 0) greeting.hello.staging_bytes = staging_bytes;
 	return status_of(hostile_call(peer, &request, staging < 0 ? peer->staging : staging));
 }
 
@@ -205,6 +227,24 @@ uint32_t hostile_put(struct hostile_peer *peer, uint64_t segment, uint64_t bytes
 	return status_of(hostile_call(peer, &request, -1));
 }
 
+bool hostile_may_run(void)
+{
+	if (geteuid() == 0) return true;
+	printf("skipped: only root can be other users\n");
+	return false;
+}
+
+bool hostile_store_start(struct store_fixture *fixture, const char *const *arguments)
+{
+	return store_fixture_init(fixture) && chmod(fixture->directory, 0711) == 0 &&
+	       store_fixture_start(fixture, arguments);
+}
+
+void hostile_become(uid_t user)
+{
+	if (setgroups(0, NULL) != 0 || setgid((gid_t)user) != 0 || setuid(user) != 0) _exit(100);
+}
+
 int hostile_run(uid_t user, int (*attack)(void *context), void *context, unsigned wait_ms)
 {
 	uint64_t deadline = store_fixture_now() + wait_ms;
@@ -213,7 +253,7 @@ int hostile_run(uid_t user, int (*attack)(void *context), void *context, unsigne
 
 	if (pid == 0) {
 		signal(SIGPIPE, SIG_IGN);
-		if (setgroups(0, NULL) != 0 || setgid((gid_t)user) != 0 || setuid(user) != 0) _exit(100);
+		hostile_become(user);
 		_exit(attack(context));
 	}
 	while (pid > 0 && store_fixture_now() < deadline) {

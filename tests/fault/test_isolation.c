@@ -48,10 +48,7 @@ static int set_up(void **state)
 	    "--max-workers=32", "--max-sequences=512", "--frame-memory=64MiB", NULL};
 
 	(void)state;
-	if (!store_fixture_init(&fixture)) return -1;
-	/* Other users reach the socket; who comes in is the list's business. */
-	if (chmod(fixture.directory, 0711) != 0) return -1;
-	return store_fixture_start(&fixture, arguments) ? 0 : -1;
+	return hostile_store_start(&fixture, arguments) ? 0 : -1;
 }
 
 static int tear_down(void **state)
@@ -313,9 +310,7 @@ struct honest {
 
 static void begin_honest(struct honest *honest)
 {
-	struct kvc_options options = test_options(&fixture, "honest");
-
-	assert_ok(kvc_open(&options, &honest->store));
+	honest->store = test_connect(&fixture, "honest");
 	assert_ok(test_open(honest->store, NULL, 5, &honest->sequence));
 	assert_ok(test_write(honest->store, honest->sequence, 5));
 	assert_int_equal(test_compare(honest->store, honest->sequence, 5), 0);
@@ -324,13 +319,8 @@ static void begin_honest(struct honest *honest)
 /* It still reads what it wrote, and opens, writes and reads more. */
 static void end_honest(struct honest *honest)
 {
-	struct kvc_sequence *another = NULL;
-
 	assert_int_equal(test_compare(honest->store, honest->sequence, 5), 0);
-	assert_ok(test_open(honest->store, NULL, 11, &another));
-	assert_ok(test_write(honest->store, another, 11));
-	assert_int_equal(test_compare(honest->store, another, 11), 0);
-	kvc_sequence_close(another, 0);
+	test_store_prompt(honest->store, 11);
 	kvc_sequence_close(honest->sequence, 0);
 	kvc_close(honest->store);
 }
@@ -408,9 +398,6 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	test_program = argv[0];
-	if (geteuid() != 0) {
-		printf("skipped: only root can be other users\n");
-		return 77;
-	}
+	if (!hostile_may_run()) return 77;
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,12 +1,9 @@
 /* How long an honest worker's fetches take while another user does its worst, beside how long they
  * take in peace, in turns. Prints the figures. Slow, and needs root. */
-#define _DEFAULT_SOURCE /* setgroups */
 #include "tests/lib/store_client_test.h"
 
-#include <grp.h>
 #include <signal.h>
 #include <stdlib.h>
-#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -39,8 +36,7 @@ static int set_up(void **state)
 	    NULL};
 
 	(void)state;
-	if (!store_fixture_init(&fixture) || chmod(fixture.directory, 0711) != 0) return -1;
-	return store_fixture_start(&fixture, arguments) ? 0 : -1;
+	return hostile_store_start(&fixture, arguments) ? 0 : -1;
 }
 
 static int tear_down(void **state)
@@ -98,8 +94,7 @@ static pid_t start_attacker(int kind)
 
 	if (pid != 0) return pid;
 	signal(SIGPIPE, SIG_IGN);
-	if (setgroups(0, NULL) != 0 || setgid(HOSTILE_USER) != 0 || setuid(HOSTILE_USER) != 0)
-		_exit(100);
+	hostile_become(HOSTILE_USER);
 	for (;;)
 		attacks[kind]();
 }
@@ -153,12 +148,11 @@ static void fetch_turn(struct honest *honest, uint64_t *times)
 
 static void begin_honest(struct honest *honest)
 {
-	struct kvc_options options = test_options(&fixture, "honest");
 	uint32_t count;
 
 	honest->copy = malloc(READS * READ_BYTES);
 	assert_non_null(honest->copy);
-	assert_ok(kvc_open(&options, &honest->store));
+	honest->store = test_connect(&fixture, "honest");
 	for (int32_t i = 0; i < SEQUENCES; i++) {
 		assert_ok(test_open(honest->store, NULL, i, &honest->sequences[i]));
 		assert_ok(test_write(honest->store, honest->sequences[i], i));
@@ -232,9 +226,6 @@ int main(int argc, char **argv)
 
 	(void)argc;
 	test_program = argv[0];
-	if (geteuid() != 0) {
-		printf("skipped: only root can be other users\n");
-		return 77;
-	}
+	if (!hostile_may_run()) return 77;
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

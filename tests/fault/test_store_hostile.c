@@ -10,17 +10,15 @@
 #include <unistd.h>
 
 #include "common/base/random.h"
-#include "common/transport/frame.h"
 #include "common/transport/transport_map.h"
-#include "common/transport/unix_socket.h"
-#include "proto/codec.h"
+#include "tests/fault/hostile_peer.h"
 
 const char *test_transport = "map";
 const char *test_program;
 
 static struct store_fixture fixture;
 
-enum { CONNECTIONS = 150, MESSAGES = 40, LIST = 12, STAGING = 1 << 20 };
+enum { CONNECTIONS = 150, MESSAGES = 40, LIST = 12 };
 
 static int set_up(void **state)
 {
@@ -38,9 +36,7 @@ static int tear_down(void **state)
 }
 
 struct peer {
-	int socket;
-	struct kv_frame_writer *writer;
-	struct kv_frame_reader *reader;
+	struct hostile_peer wire;
 	struct kv_random *random;
 	bool damages;            /* sends broken bytes, too */
 	uint64_t sequence;       /* the last handle that an answer named */
@@ -84,15 +80,13 @@ static void send_request(struct peer *peer, Kv__Request *request, int descriptor
 {
 	uint8_t *bytes = NULL;
 	size_t length = 0;
-	int idle = 0;
 
 	request->id = kv_random_below(peer->random, 200) ? 1 + number(peer) : 0;
 	if (kv_codec_request_pack(kv_heap(), request, &bytes, &length) != KV_OK) return;
 	if (peer->damages && descriptor < 0 && !kv_random_below(peer->random, 10))
 		bytes[kv_random_below(peer->random, length)] ^=
 		    (uint8_t)(1 << kv_random_below(peer->random, 8));
-	if (kv_frame_push(peer->writer, bytes, length, &descriptor, descriptor >= 0) == KV_OK)
-		(void)kv_frame_write(peer->writer, peer->socket, &idle);
+	(void)hostile_write(&peer->wire, bytes, length, descriptor);
 	kv_free(kv_heap(), bytes);
 }
 
@@ -109,18 +103,16 @@ static void remember(struct peer *peer, const Kv__Response *response)
 /* Take what has been answered; false when the store has closed. */
 static bool read_answers(struct peer *peer, int wait_ms)
 {
-	struct pollfd one = {.fd = peer->socket, .events = POLLIN};
+	struct pollfd one = {.fd = peer->wire.socket, .events = POLLIN};
 
 	poll(&one, 1, wait_ms);
 	for (;;) {
-		enum kv_frame_event event = KV_FRAME_NONE;
-		Kv__Response *response = NULL;
-		struct kv_frame frame;
+		Kv__Response *response;
+		enum kv_status status = hostile_read(&peer->wire, &response);
 
-		if (kv_frame_read(peer->reader, peer->socket, &event, &frame) != KV_OK) return false;
-		if (event == KV_FRAME_END) return false;
-		if (event == KV_FRAME_NONE) return true;
-		assert_ok(kv_codec_response_unpack(kv_heap(), frame.payload, frame.length, &response));
+		if (status == KV_DISCONNECTED) return false;
+		assert_ok(status);
+		if (!response) return true;
 		remember(peer, response);
 		kv_codec_response_free(kv_heap(), response);
 	}
@@ -129,26 +121,12 @@ static bool read_answers(struct peer *peer, int wait_ms)
 static void send_hello(struct peer *peer, int staging)
 {
 	Kv__Request request = KV__REQUEST__INIT;
-	Kv__HelloRequest hello = KV__HELLO_REQUEST__INIT;
-	Kv__ModelLayout wire = KV__MODEL_LAYOUT__INIT;
-	struct kvw_model_layout layout = test_layout();
-	uint8_t model[32];
+	struct hostile_greeting greeting;
 
-	memset(model, 7, sizeof model);
-	kv_codec_layout_to_wire(&layout, &wire);
-	if (!kv_random_below(peer->random, 10)) wire.layers = number32(peer);
-	if (!kv_random_below(peer->random, 10)) wire.head_dim = number32(peer);
-	hello.protocol_version = KV_PROTOCOL_VERSION;
-	hello.client_name = (char *)(uintptr_t) "hostile";
-	hello.client_kind = (char *)(uintptr_t) "gpu-worker";
-	hello.model_id.data = model;
-	hello.model_id.len = sizeof model;
-	hello.layout = &wire;
-	hello.transport = (char *)(uintptr_t) "map";
-	hello.staging_descriptor = true;
-	hello.staging_bytes = kv_random_below(peer->random, 10) ? STAGING : number(peer);
-	request.body_case = KV__REQUEST__BODY_HELLO;
-	request.hello = &hello;
+	hostile_greet(&greeting, &request);
+	if (!kv_random_below(peer->random, 10)) greeting.layout.layers = number32(peer);
+	if (!kv_random_below(peer->random, 10)) greeting.layout.head_dim = number32(peer);
+	if (!kv_random_below(peer->random, 10)) greeting.hello.staging_bytes = number(peer);
 	send_request(peer, &request, staging);
 }
 
@@ -352,22 +330,18 @@ static void test_nonsense(void **state)
 
 	(void)state;
 	kv_random_seed(&random, 4);
-	assert_ok(kv_staging_create(STAGING, &memory, &staging));
+	assert_ok(kv_staging_create(HOSTILE_STAGING, &memory, &staging));
 	/* Until it was understood often enough for this to mean something. */
 	for (int i = 0; i < CONNECTIONS || (i < 10 * CONNECTIONS && !understood()); i++) {
 		/* The first one is honest: else the model may be known with a damaged layout ever after. */
 		struct peer peer = {.random = &random, .damages = i % 2 == 1};
 
-		assert_ok(kv_unix_connect(fixture.socket, &peer.socket));
-		assert_ok(kv_frame_reader_create(kv_heap(), 0, 16, &peer.reader));
-		assert_ok(kv_frame_writer_create(kv_heap(), 0, &peer.writer));
+		assert_true(hostile_connect(&peer.wire, fixture.socket));
 		talk_nonsense(&peer, staging);
-		close(peer.socket);
-		kv_frame_reader_destroy(peer.reader);
-		kv_frame_writer_destroy(peer.writer);
+		hostile_close(&peer.wire);
 		assert_true(store_fixture_ask(&fixture, "health", answer, sizeof answer));
 	}
-	kv_staging_destroy(memory, STAGING, staging);
+	kv_staging_destroy(memory, HOSTILE_STAGING, staging);
 	assert_true(understood());
 	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"reserved\"}", 0, 3000));
 	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"quarantined\"}", 0, 3000));
@@ -378,33 +352,22 @@ static void test_nonsense(void **state)
 }
 
 /* Say hello without a model; the answer's status. */
-static enum kv_status visit(int socket)
+static enum kv_status visit(struct hostile_peer *peer)
 {
 	Kv__Request request = KV__REQUEST__INIT;
 	Kv__HelloRequest hello = KV__HELLO_REQUEST__INIT;
-	struct kv_random random;
-	struct peer peer = {.socket = socket, .random = &random};
-	struct pollfd one = {.fd = socket, .events = POLLIN};
-	enum kv_frame_event event = KV_FRAME_NONE;
-	Kv__Response *response = NULL;
-	struct kv_frame frame;
+	uint64_t start = store_fixture_now();
+	Kv__Response *response;
 	enum kv_status status;
 
-	kv_random_seed(&random, 1);
-	assert_ok(kv_frame_reader_create(kv_heap(), 0, 16, &peer.reader));
-	assert_ok(kv_frame_writer_create(kv_heap(), 0, &peer.writer));
 	hello.protocol_version = KV_PROTOCOL_VERSION;
 	request.body_case = KV__REQUEST__BODY_HELLO;
 	request.hello = &hello;
-	send_request(&peer, &request, -1);
-	assert_int_equal(poll(&one, 1, 5000), 1);
-	assert_ok(kv_frame_read(peer.reader, socket, &event, &frame));
-	assert_int_equal(event, KV_FRAME_READY);
-	assert_ok(kv_codec_response_unpack(kv_heap(), frame.payload, frame.length, &response));
+	response = hostile_call(peer, &request, -1);
+	assert_non_null(response);
+	assert_in_range(store_fixture_now() - start, 0, 5000);
 	status = kv_status_from_wire(response->status);
 	kv_codec_response_free(kv_heap(), response);
-	kv_frame_reader_destroy(peer.reader);
-	kv_frame_writer_destroy(peer.writer);
 	return status;
 }
 
@@ -412,21 +375,18 @@ static enum kv_status visit(int socket)
 static void test_visitors(void **state)
 {
 	enum { VISITORS = 30 };
-	struct kvc_options options = test_options(&fixture, "worker");
-	struct kvc_store *store = NULL;
-	int sockets[VISITORS];
+	struct hostile_peer visitors[VISITORS];
 	int welcome = 0;
 
 	(void)state;
 	for (int i = 0; i < VISITORS; i++) {
-		assert_ok(kv_unix_connect(fixture.socket, &sockets[i]));
-		welcome += visit(sockets[i]) == KV_OK;
+		assert_true(hostile_connect(&visitors[i], fixture.socket));
+		welcome += visit(&visitors[i]) == KV_OK;
 	}
 	assert_in_range(welcome, 1, 16);
-	assert_ok(kvc_open(&options, &store));
-	kvc_close(store);
+	kvc_close(test_connect(&fixture, "worker"));
 	for (int i = 0; i < VISITORS; i++)
-		close(sockets[i]);
+		hostile_close(&visitors[i]);
 }
 
 int main(int argc, char **argv)
