@@ -45,6 +45,13 @@ static unsigned question;   /* which prompt it is about */
 static uint64_t since;      /* from when its deadline counts */
 static bool store_is_there; /* at the end */
 
+/* What the present run of the store was asked, to be compared with what it counted. */
+static struct {
+	unsigned answers, cold; /* of questions that nothing disturbed; with nothing found stored */
+	double found;           /* prompt tokens that they found */
+	bool answered[KILL_PROMPTS], asked[KILL_PROMPTS]; /* the prompts; also of disturbed ones */
+} ledger;
+
 void kill_cell_name(const struct kill_cell *one, char *name, size_t size)
 {
 	snprintf(name, size, "%s-%s-%s-%s-%s", kill_victims[one->victim], kill_signals[one->signal],
@@ -110,6 +117,7 @@ static void start_store(bool with_faults)
 	snprintf(transport, sizeof transport, "--transport=%s", cell->transport);
 	snprintf(lease, sizeof lease, "--lease=%dms", (int)LEASE_MS);
 	if (with_faults) write_faults(true, faults, sizeof faults);
+	memset(&ledger, 0, sizeof ledger);
 	assert_true(store_fixture_start(&store, arguments));
 }
 
@@ -213,6 +221,16 @@ static void check_answer(const json_t *found, unsigned number, const char *what)
 		trial_same_to_rounding(cold, found, false, what);
 }
 
+static void note_answer(const json_t *found, unsigned number)
+{
+	double hit = trial_number(found, "prefix_hit_tokens");
+
+	ledger.answers++;
+	ledger.cold += hit <= 0;
+	ledger.found += hit;
+	ledger.answered[number] = true;
+}
+
 /* A refusal that is clean names what happened, and may be asked again. */
 static bool is_clean_refusal(int code, const char *text)
 {
@@ -225,6 +243,7 @@ static void ask(const struct serve_fixture *worker, unsigned number, const char 
 	uint64_t deadline = store_fixture_now() + BACK_MS;
 	bool answered = false;
 
+	ledger.asked[number] = true;
 	while (!answered) {
 		struct serve_reply reply;
 		uint64_t start = store_fixture_now();
@@ -232,12 +251,14 @@ static void ask(const struct serve_fixture *worker, unsigned number, const char 
 		assert_true(serve_ask(worker, "POST", "/v1/completions", body, &reply));
 		if (store_fixture_now() - start > DEADLINE_MS) fail_msg("%s: it took too long", what);
 		answered = reply.code == 200;
-		if (answered)
+		if (answered) {
 			check_answer(trial_own(reply.json), number, what);
-		else if (!is_clean_refusal(reply.code, reply.body))
+			note_answer(trial_own(reply.json), number);
+		} else if (!is_clean_refusal(reply.code, reply.body)) {
 			fail_msg("%s: %d: %s", what, reply.code, reply.body);
-		else if (store_fixture_now() > deadline)
+		} else if (store_fixture_now() > deadline) {
 			fail_msg("%s: never answered: %s", what, reply.body);
+		}
 		serve_reply_deinit(&reply);
 		if (!answered) store_fixture_sleep(20);
 	}
@@ -251,6 +272,7 @@ static void open_question(unsigned number)
 	snprintf(more, sizeof more, "\"stream\":true,\"sequence\":\"one-%u\"", number);
 	body = body_of(number, more);
 	question = number;
+	ledger.asked[number] = true;
 	asked = serve_call_open(&call, &first, "POST", "/v1/completions", body);
 	free(body);
 }
@@ -438,23 +460,68 @@ static void no_pin_is_left(void)
 	assert_true(store_fixture_wait_stat(&store, "checksum_mismatches_total", 0, 0));
 }
 
+/* The store counted at least what the ledger holds, and no prompt that nobody asked about. */
+static void ledger_is_counted(void)
+{
+	double opened = stat_of("sequences_opened_total");
+	double lookups = stat_of("prefix_lookup_tokens_total");
+	double hits = stat_of("prefix_hit_tokens_total{how=\"shared\"}") +
+	              stat_of("prefix_hit_tokens_total{how=\"copied\"}");
+	double commits = stat_of("commits_total{result=\"ok\"}");
+	double tokens = stat_of("tokens"), answered = 0, asked_about = 0;
+
+	for (unsigned i = 0; i < KILL_PROMPTS; i++) {
+		answered += ledger.answered[i] ? PROMPT_TOKENS : 0;
+		asked_about += ledger.asked[i] ? PROMPT_TOKENS : 0;
+	}
+	assert_true(opened >= ledger.answers);
+	assert_true(lookups == opened * PROMPT_TOKENS);
+	assert_true(hits >= ledger.found);
+	/* What was found nowhere: whole prompts at least of the cold ones. */
+	assert_true(lookups - hits >= (double)ledger.cold * PROMPT_TOKENS);
+	/* A cold prompt is committed, and each answer's folds are; nobody commits more. */
+	assert_true(commits >= ledger.cold + (double)ledger.answers * (ANSWER_TOKENS / FOLD_TOKENS));
+	assert_true(commits <= opened * (1 + ANSWER_TOKENS / FOLD_TOKENS));
+	/* A prompt is there once, whoever stored it. What was decoded goes with its sequence. */
+	assert_true(tokens >= (stat_of("evictions_total") > 0 ? PROMPT_TOKENS : answered));
+	assert_true(tokens <= asked_about + stat_of("sequences{state=\"orphaned\"}") *
+	                                        (PROMPT_TOKENS + ANSWER_TOKENS));
+}
+
+/* Every call is a message; what the engine refused was answered with an error. */
+static void messages_add_up(void)
+{
+	double refused = stat_of("reserve_failures_total");
+	double commits = stat_of("commits_total{result=\"ok\"}");
+	double reserves = stat_of("reserves_total");
+
+	assert_true(reserves - refused >= commits);
+	assert_true(stat_of("requests_total") >= stat_of("sequences_opened_total") +
+	                                             stat_of("sequences_resumed_total") + reserves +
+	                                             commits + stat_of("pushes_total"));
+	refused += stat_of("commits_total{result=\"corrupt\"}") +
+	           stat_of("commits_total{result=\"stale\"}") +
+	           stat_of("commits_total{result=\"refused\"}");
+	assert_true(stat_of("requests_failed_total") >= refused);
+	/* Only one whose lease lapsed asks for what it no longer has. */
+	if (!(stat_of("lease_expiries_total") > 0))
+		assert_true(stat_of("requests_failed_total") <= refused);
+	assert_true(stat_of("commits_total{result=\"corrupt\"}") == 0);
+}
+
 static void counters_add_up(void)
 {
 	double arena =
 	    stat_of("arena_bytes{state=\"free\"}") + stat_of("arena_bytes{state=\"reserved\"}") +
 	    stat_of("arena_bytes{state=\"leased\"}") + stat_of("arena_bytes{state=\"cached\"}") +
 	    stat_of("arena_bytes{state=\"quarantined\"}");
-	double hits = stat_of("prefix_hit_tokens_total{how=\"shared\"}") +
-	              stat_of("prefix_hit_tokens_total{how=\"copied\"}");
 
 	assert_true(arena == stat_of("regions_bytes"));
 	assert_true(stat_of("regions_bytes") <= stat_of("arena_limit_bytes"));
-	assert_true(hits <= stat_of("prefix_lookup_tokens_total"));
-	assert_true(stat_of("reserve_failures_total") <= stat_of("reserves_total"));
-	assert_true(stat_of("requests_failed_total") <= stat_of("requests_total"));
-	assert_true(stat_of("tokens") <= stat_of("commits_total{result=\"ok\"}") * 4096);
-	assert_true(stat_of("workers{state=\"connected\"}") ==
-	            (first.pid > 0 ? 1 : 0) + (second.pid > 0 ? 1 : 0));
+	assert_true(store_fixture_wait_stat(&store, "workers{state=\"connected\"}",
+	    (first.pid > 0 ? 1 : 0) + (second.pid > 0 ? 1 : 0), LOADED_MS));
+	ledger_is_counted();
+	messages_add_up();
 	if (cell->phase == EVICTING && cell->victim == VICTIM_WORKER)
 		assert_true(stat_of("evictions_total") > 0);
 }
