@@ -1,7 +1,9 @@
 /* The kill matrix: worker or store, killed, stopped or ended, at each phase of a request, started
  * again or not. Runs the cells beside each other, each in a process of its own, and prints a table.
  *
- *     kill_matrix [--transport map|ucx] [--jobs N] [--every N] [--cell NAME]
+ *     kill_matrix [--transport map|ucx] [--jobs N] [--every N] [--limit SECONDS] [--cell NAME]
+ *
+ * When its time is over, or SIGTERM or SIGINT comes, it prints the table so far, and fails.
  */
 #include <errno.h>
 #include <fcntl.h>
@@ -25,7 +27,7 @@ enum {
 	CELL_LIMIT_MS = 150000
 };
 
-enum outcome { NOT_RUN, PASSED, FAILED };
+enum outcome { NOT_RUN, PASSED, FAILED, CUT_SHORT };
 
 struct run {
 	struct kill_cell cell;
@@ -42,9 +44,16 @@ struct matrix {
 	char directory[96], answers[128];
 	struct run runs[CELLS * TRANSPORTS];
 	unsigned count, failed;
+	uint64_t limit_ms; /* for all cells together; 0: none */
 };
 
 static struct matrix matrix;
+static volatile sig_atomic_t told_to_end; /* the signal's number */
+
+static void note_signal(int number)
+{
+	told_to_end = number;
+}
 
 static void list_cells(void)
 {
@@ -137,11 +146,37 @@ static unsigned reap(void)
 	return running;
 }
 
-static void run_all(void)
+/* Cells that still run are ended, with their stores and workers: these die with their parent. */
+static void cut_short(void)
+{
+	for (unsigned i = 0; i < matrix.count; i++) {
+		struct run *run = &matrix.runs[i];
+		char path[256];
+
+		if (run->pid <= 0) continue;
+		kill(run->pid, SIGKILL);
+		waitpid(run->pid, NULL, 0);
+		run->pid = 0;
+		run->outcome = CUT_SHORT;
+		log_path(run, path, sizeof path);
+		printf("==== %s ran for %llu ms when the matrix was cut short:\n", run->name,
+		    (unsigned long long)(store_fixture_now() - run->started));
+		print_file(path);
+		printf("====\n");
+		unlink(path);
+	}
+}
+
+/* False when there was no time for all cells. */
+static bool run_all(uint64_t started)
 {
 	unsigned next = 0, running = 0;
 
 	while (next < matrix.count || running > 0) {
+		if (told_to_end || (matrix.limit_ms && store_fixture_now() - started > matrix.limit_ms)) {
+			cut_short();
+			return false;
+		}
 		/* Those that mostly wait are beside those that mostly work. */
 		while (running < matrix.jobs && next < matrix.count) {
 			if (next % matrix.every == 0) {
@@ -153,6 +188,7 @@ static void run_all(void)
 		store_fixture_sleep(5);
 		running = reap();
 	}
+	return true;
 }
 
 static const struct run *find(const struct kill_cell *cell)
@@ -172,6 +208,7 @@ static void print_cell(const struct run *run)
 	if (run && run->outcome == PASSED)
 		snprintf(text, sizeof text, "ok %.1f s", (double)run->took / 1000);
 	if (run && run->outcome == FAILED) snprintf(text, sizeof text, "FAILED");
+	if (run && run->outcome == CUT_SHORT) snprintf(text, sizeof text, "cut short");
 	printf(" %-12s", text);
 }
 
@@ -196,7 +233,7 @@ static void print_table(const char *transport)
 	}
 }
 
-static int report(uint64_t started)
+static int report(uint64_t started, bool whole)
 {
 	unsigned passed = 0;
 
@@ -207,7 +244,20 @@ static int report(uint64_t started)
 	printf("\nkill: SIGKILL; stop: SIGSTOP for longer than a lease, then SIGCONT; term: SIGTERM\n"
 	       "kill matrix: %u cells passed, %u failed, %.0f s\n",
 	    passed, matrix.failed, (double)(store_fixture_now() - started) / 1000);
-	return matrix.failed || !passed ? 1 : 0;
+	if (!whole)
+		printf("kill matrix: not all cells ran: %s\n",
+		    told_to_end ? "it was told to end" : "its time is over");
+	fflush(stdout);
+	return matrix.failed || !passed || !whole ? 1 : 0;
+}
+
+static void take_signals(void)
+{
+	struct sigaction action = {.sa_handler = note_signal};
+
+	sigemptyset(&action.sa_mask);
+	sigaction(SIGTERM, &action, NULL);
+	sigaction(SIGINT, &action, NULL);
 }
 
 static int run_matrix(void)
@@ -225,8 +275,8 @@ static int run_matrix(void)
 	snprintf(matrix.answers, sizeof matrix.answers, "%s/answers", matrix.directory);
 	list_cells();
 	if (kill_answers_write(matrix.answers)) {
-		run_all();
-		code = report(started);
+		take_signals();
+		code = report(started, run_all(started));
 	}
 	unlink(matrix.answers);
 	rmdir(matrix.directory);
@@ -236,10 +286,11 @@ static int run_matrix(void)
 static int usage(const char *program)
 {
 	fprintf(stderr,
-	    "usage: %s [--transport map|ucx] [--jobs N] [--every N] [--cell NAME]\n"
+	    "usage: %s [--transport map|ucx] [--jobs N] [--every N] [--limit SECONDS] [--cell NAME]\n"
 	    "  --transport  only this one; default: both\n"
 	    "  --jobs       cells beside each other, at most %d; default: %d\n"
 	    "  --every      only each Nth cell\n"
+	    "  --limit      print what there is and fail when all took longer; default: none\n"
 	    "  --cell       only this one, with its logs: worker-kill-reserve-restarted-map\n",
 	    program, (int)MAX_JOBS, (int)USUAL_JOBS);
 	return 2;
@@ -291,6 +342,8 @@ int main(int argc, char **argv)
 			matrix.jobs = number;
 		} else if (strcmp(argv[i], "--every") == 0 && number >= 1) {
 			matrix.every = number;
+		} else if (strcmp(argv[i], "--limit") == 0 && number >= 1) {
+			matrix.limit_ms = UINT64_C(1000) * number;
 		} else {
 			return usage(argv[0]);
 		}
