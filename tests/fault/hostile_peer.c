@@ -132,13 +132,13 @@ static uint32_t status_of(Kv__Response *response)
 
 void hostile_greet(struct hostile_greeting *greeting, Kv__Request *request)
 {
-	struct kvw_model_layout layout = test_layout();
 	Kv__HelloRequest *hello = &greeting->hello;
 
 	kv__hello_request__init(hello);
 	kv__model_layout__init(&greeting->layout);
 	memset(greeting->model, 7, sizeof greeting->model);
-	kv_codec_layout_to_wire(&layout, &greeting->layout);
+	greeting->model_layout = test_layout();
+	kv_codec_layout_to_wire(&greeting->model_layout, &greeting->layout);
 	hello->protocol_version = KV_PROTOCOL_VERSION;
 	hello->client_name = (char *)(uintptr_t) "hostile";
 	hello->client_kind = (char *)(uintptr_t) "gpu-worker";

@@ -49,6 +49,7 @@ bool hostile_send(struct hostile_peer *peer, Kv__Request *request, int descripto
 struct hostile_greeting {
 	Kv__HelloRequest hello;
 	Kv__ModelLayout layout;
+	struct kvw_model_layout model_layout; /* `layout` points to its digest */
 	uint8_t model[32];
 };
 void hostile_greet(struct hostile_greeting *greeting, Kv__Request *request);
