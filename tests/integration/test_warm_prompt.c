@@ -149,7 +149,7 @@ static int set_up(void **state)
 	/* Two segments and a rest, as 5,000 tokens are with segments of 4,096. */
 	part_at = trial.real ? 5000 : trial.segment * 2 + 290;
 	whole = part_at + (trial.real ? 600 : 150);
-	prompt = trial_prompt(&trial, 0, whole);
+	prompt = trial_prompt(&trial, 0, whole > trial.prompt_tokens ? whole : trial.prompt_tokens);
 	other = trial_prompt(&trial, 0, whole);
 	rest = trial_prompt(&trial, 3, whole);
 	memcpy(other + part_at, rest + part_at, (whole - part_at) * sizeof *other);
