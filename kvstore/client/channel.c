@@ -242,6 +242,19 @@ enum kv_status kvc_channel_wait_session(struct kvc_channel *channel, uint32_t wa
 	return status;
 }
 
+bool kvc_channel_ends(struct kvc_channel *channel, uint64_t session, uint32_t wait_ms)
+{
+	const uint64_t deadline = kv_now_ms() + wait_ms;
+	bool ended, in_time = true;
+
+	pthread_mutex_lock(&channel->lock);
+	while (!(ended = atomic_load_explicit(&channel->session, memory_order_relaxed) != session) &&
+	       in_time)
+		in_time = kvc_channel_wait(channel, deadline);
+	pthread_mutex_unlock(&channel->lock);
+	return ended;
+}
+
 void kvc_channel_drop(struct kvc_channel *channel)
 {
 	pthread_mutex_lock(&channel->lock);

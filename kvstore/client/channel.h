@@ -49,6 +49,10 @@ uint64_t kvc_channel_session(const struct kvc_channel *channel);
 /* 1 while the session stands and the control page shows its lease. Any thread. */
 int kvc_channel_alive(struct kvc_channel *channel);
 
+/* Has this session ended, or does it within `wait_ms`? A store that stops takes its memory away a
+ * moment before its connections. */
+bool kvc_channel_ends(struct kvc_channel *channel, uint64_t session, uint32_t wait_ms);
+
 /* Give the session up, as if the connection had broken. */
 void kvc_channel_drop(struct kvc_channel *channel);
 

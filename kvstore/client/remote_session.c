@@ -13,6 +13,8 @@
 
 #define MODULE "store-client"
 
+enum { ENDS_MS = 500 }; /* for a store that stops, to close its connections */
+
 void kvc_session_destroy(struct kvc_remote_store *store, struct kvc_session *session)
 {
 	struct kv_allocator *allocator = store->base.allocator;
@@ -98,6 +100,8 @@ enum kv_status kvc_session_adopt(struct kvc_remote_store *store)
 	KV_TRY(kvc_channel_welcome(store->channel, &welcome));
 	status = create_session(store, &welcome, &session);
 	if (welcome.page_descriptor >= 0) close(welcome.page_descriptor);
+	if (status != KV_OK && kvc_channel_ends(store->channel, welcome.session, ENDS_MS))
+		return kv_fail(KV_DISCONNECTED, "the store ended while it was connected to");
 	if (status != KV_OK) return status;
 	kv_list_push_back(&store->sessions, &session->node);
 	store->current = session;
