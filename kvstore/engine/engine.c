@@ -160,6 +160,11 @@ void kvs_engine_statistics(const struct kvs_engine *engine, struct kvs_statistic
 	statistics->references = engine->references;
 }
 
+uint64_t kvs_engine_evictions(const struct kvs_engine *engine)
+{
+	return engine->counters.evictions;
+}
+
 enum kv_status kvs_tenant_info(
     const struct kvs_engine *engine, uint32_t index, struct kvs_tenant_info *info)
 {

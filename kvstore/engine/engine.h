@@ -291,6 +291,12 @@ struct kvs_new_segment {
 enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
     const struct kvs_new_segment *segments, uint32_t count, uint64_t *segment_ids);
 
+/* What kvs_reserve would refuse at once, for its reasons; else the bytes that it would take.
+ * Changes and counts nothing. It may still be refused: where too little of what nobody uses can
+ * go. */
+enum kv_status kvs_reserve_check(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
+    const struct kvs_new_segment *segments, uint32_t count, uint64_t *bytes);
+
 /* Where the peer may put `bytes` (the whole unit): only its own reservation, only before commit. */
 enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t segment_id,
     uint32_t layer, uint64_t bytes, uint8_t **memory);
@@ -406,6 +412,8 @@ struct kvs_statistics {
 	uint64_t sequences_opened, sequences_resumed, pushes;
 };
 void kvs_engine_statistics(const struct kvs_engine *engine, struct kvs_statistics *statistics);
+/* The one of them that is asked for at every reservation: it costs nothing. */
+uint64_t kvs_engine_evictions(const struct kvs_engine *engine);
 
 #ifdef __cplusplus
 }

@@ -12,16 +12,8 @@ static enum kv_status no_room(const struct kvs_engine *engine, uint64_t asked)
 	    engine->state_bytes[KVS_QUARANTINED], cached);
 }
 
-/* KV_LIMIT when the tenant's quota has no room even if all that nobody uses of it went. */
-static enum kv_status check_quota(
-    struct kvs_engine *engine, struct kvs_tenant *tenant, uint64_t asked)
+static enum kv_status quota_full(const struct kvs_tenant *tenant, uint64_t asked)
 {
-	const uint64_t cached = tenant->state_bytes[KVS_COMMITTED] - tenant->referenced_bytes;
-	const uint64_t held = kvs_tenant_bytes(tenant) - cached;
-
-	if (held <= tenant->quota && asked <= tenant->quota - held) return KV_OK;
-	tenant->refusals++;
-	engine->counters.quota_refusals++;
 	return kv_fail(KV_LIMIT,
 	    "tenant %s is at its quota: %" PRIu64 " bytes are asked for; of the quota of %" PRIu64
 	    ", %" PRIu64 " are leased, %" PRIu64 " reserved and %" PRIu64
@@ -30,13 +22,25 @@ static enum kv_status check_quota(
 	    tenant->state_bytes[KVS_RESERVED], tenant->state_bytes[KVS_QUARANTINED]);
 }
 
-static enum kv_status check_request(struct kvs_engine *engine, const struct kvs_sequence *sequence,
-    const struct kvs_new_segment *segments, uint32_t count, uint64_t *bytes)
+/* Has the tenant's quota room when it holds so much? */
+static bool fits_quota(const struct kvs_tenant *tenant, uint64_t held, uint64_t asked)
 {
+	return held <= tenant->quota && asked <= tenant->quota - held;
+}
+
+/* What can be told without changing anything; at_quota: it is the quota that refuses. What nobody
+ * uses counts as room, though a part of it may have children that are used and stay. */
+static enum kv_status check_request(const struct kvs_engine *engine,
+    const struct kvs_sequence *sequence, const struct kvs_new_segment *segments, uint32_t count,
+    uint64_t *bytes, bool *at_quota)
+{
+	const struct kvs_tenant *tenant = sequence->root->account;
 	const uint64_t held = engine->state_bytes[KVS_RESERVED] + engine->state_bytes[KVS_QUARANTINED] +
 	                      engine->referenced_bytes;
+	const uint64_t cached = tenant->state_bytes[KVS_COMMITTED] - tenant->referenced_bytes;
 
 	*bytes = 0;
+	*at_quota = false;
 	if (count == 0 || count > KVS_MAX_COMMIT_SEGMENTS)
 		return kv_fail(KV_INVALID, "%u segments are asked for, allowed are 1 to %u", count,
 		    (unsigned)KVS_MAX_COMMIT_SEGMENTS);
@@ -54,7 +58,21 @@ static enum kv_status check_request(struct kvs_engine *engine, const struct kvs_
 	/* Nothing is evicted for what cannot succeed. */
 	if (held > engine->pool.limit || *bytes > engine->pool.limit - held)
 		return no_room(engine, *bytes);
-	return check_quota(engine, sequence->root->account, *bytes);
+	*at_quota = !fits_quota(tenant, kvs_tenant_bytes(tenant) - cached, *bytes);
+	return *at_quota ? quota_full(tenant, *bytes) : KV_OK;
+}
+
+enum kv_status kvs_reserve_check(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
+    const struct kvs_new_segment *segments, uint32_t count, uint64_t *bytes)
+{
+	struct kvs_sequence *found = NULL;
+	uint64_t asked = 0;
+	bool at_quota;
+
+	KV_TRY(kvs_sequence_require(engine, peer, sequence, &found));
+	KV_TRY(check_request(engine, found, segments, count, &asked, &at_quota));
+	*bytes = asked;
+	return KV_OK;
 }
 
 /* What one call of kvs_reserve works on. */
@@ -130,18 +148,21 @@ static enum kv_status reserve_one(
 	return KV_OK;
 }
 
-/* Make room below the tenant's quota out of what it has itself; check_quota says that it can. */
-static void make_quota(struct reservation *reservation)
+/* Make room below the tenant's quota out of what it has itself, or be refused as by the check. */
+static enum kv_status make_quota(struct reservation *reservation, bool *at_quota)
 {
 	struct kvs_tenant *tenant = reservation->sequence->root->account;
 
-	while (kvs_tenant_bytes(tenant) > tenant->quota ||
-	       reservation->bytes > tenant->quota - kvs_tenant_bytes(tenant)) {
+	while (!fits_quota(tenant, kvs_tenant_bytes(tenant), reservation->bytes)) {
 		reservation->at_quota = tenant;
-		if (!kvs_evict_one(reservation->engine, tenant)) return;
+		if (!kvs_evict_one(reservation->engine, tenant)) {
+			*at_quota = true;
+			return quota_full(tenant, reservation->bytes);
+		}
 		tenant->evictions++;
 		reservation->engine->counters.quota_evictions++;
 	}
+	return KV_OK;
 }
 
 enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
@@ -149,14 +170,16 @@ enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t se
 {
 	struct reservation reservation = {.engine = engine, .may_grow = true};
 	const uint64_t first_id = engine->next_segment;
+	bool at_quota = false;
 	enum kv_status status;
 
 	KV_TRY(kvs_sequence_require(engine, peer, sequence, &reservation.sequence));
 	reservation.owner = kvs_region_owner(engine, reservation.sequence->root);
 	engine->counters.reserves++;
 	KV_TRY_GOTO(status,
-	    check_request(engine, reservation.sequence, segments, count, &reservation.bytes), refused);
-	make_quota(&reservation);
+	    check_request(engine, reservation.sequence, segments, count, &reservation.bytes, &at_quota),
+	    refused);
+	KV_TRY_GOTO(status, make_quota(&reservation, &at_quota), refused);
 	for (uint32_t i = 0; i < count; i++)
 		KV_TRY_GOTO(status, reserve_one(&reservation, &segments[i]), undo);
 	/* Ids are given in order, and nothing else took one meanwhile. */
@@ -171,6 +194,10 @@ undo:
 	}
 refused:
 	engine->counters.reserve_failures++;
+	if (at_quota) {
+		reservation.sequence->root->account->refusals++;
+		engine->counters.quota_refusals++;
+	}
 	return status;
 }
 

@@ -46,25 +46,18 @@ static enum kv_status check_state(const struct kvs_peer *peer, const struct rout
 	    KV_PROTOCOL, "%s is not allowed while %s", route->name, kv_state_name(&peer->state));
 }
 
-static uint64_t evictions(const struct kvs_peer *peer)
-{
-	struct kvs_statistics statistics;
-
-	kvs_engine_statistics(peer->server->engine, &statistics);
-	return statistics.evictions;
-}
-
 /* With the moments at which tests stop this process: served, and not answered. */
 static enum kv_status serve(struct kvs_peer *peer, const struct route *route, Kv__Request *request,
     struct kvs_answer *answer)
 {
 	const bool reserves = route->body == KV__REQUEST__BODY_RESERVE;
-	const uint64_t evicted = reserves ? evictions(peer) : 0;
+	const struct kvs_engine *engine = peer->server->engine;
+	const uint64_t evicted = kvs_engine_evictions(engine);
 
 	KV_TRY(route->handler(peer, request, answer));
 	if (route->body == KV__REQUEST__BODY_HELLO && peer->slot_taken) kv_fault_stop("store.hello");
 	if (reserves) kv_fault_stop("store.reserve");
-	if (reserves && evictions(peer) > evicted) kv_fault_stop("store.evict");
+	if (reserves && kvs_engine_evictions(engine) > evicted) kv_fault_stop("store.evict");
 	return KV_OK;
 }
 

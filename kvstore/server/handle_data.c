@@ -155,8 +155,9 @@ static enum kv_status verdict(const struct commit_job *job)
 
 		if (!wrong) continue;
 		kv_metrics_add(job->peer->server->metrics, KVS_CHECKSUM_MISMATCHES, 1);
-		kv_error(KVS_MODULE, "checksum mismatch name=%s segment=%llu layer=%u", job->peer->name,
-		    (unsigned long long)wrong->segment, wrong->layer);
+		if (kv_log_allows(&job->peer->server->peer_log, KVS_MODULE))
+			kv_error(KVS_MODULE, "checksum mismatch name=%s segment=%llu layer=%u", job->peer->name,
+			    (unsigned long long)wrong->segment, wrong->layer);
 		return kv_fail(KV_CORRUPT,
 		    "layer %u of segment %llu is not what the worker wrote: its checksum differs",
 		    wrong->layer, (unsigned long long)wrong->segment);

@@ -67,6 +67,7 @@ static enum kv_status add_to_engine(struct kvs_peer *peer, const Kv__HelloReques
 	struct kvs_server *server = peer->server;
 	struct kvs_peer_request request = {
 	    .name = peer->name, .model_id = hello->model_id.data, .model_name = hello->model_name};
+	enum kv_status status;
 
 	KV_TRY(kv_codec_layout_from_wire(hello->layout, &request.layout));
 	KV_TRY(kvw_model_layout_check(&request.layout));
@@ -74,8 +75,10 @@ static enum kv_status add_to_engine(struct kvs_peer *peer, const Kv__HelloReques
 	if (server->settings->isolation || server->quotas.named) request.tenant = peer->tenant->name;
 	if (server->settings->isolation) KV_TRY(kvs_tenant_page(peer->tenant));
 	server->joining_page = peer->tenant->page;
-	KV_TRY(kvs_peer_add(server->engine, &request, &peer->slot, &peer->epoch));
-	peer->layout = request.layout;
+	status = kvs_peer_add(server->engine, &request, &peer->slot, &peer->epoch);
+	if (status == KV_LIMIT && kvs_peers_make_room(server))
+		status = kvs_peer_add(server->engine, &request, &peer->slot, &peer->epoch);
+	if (status != KV_OK) return status;
 	peer->slot_taken = true;
 	return KV_OK;
 }
@@ -128,8 +131,9 @@ static enum kv_status admit_worker(struct kvs_peer *peer, const Kv__HelloRequest
 	KV_TRY(add_to_engine(peer, hello));
 	KV_TRY(kv_state_move(&peer->state, KVS_WORKING, peer));
 	peer->worker = kvs_worker_arrived(server, peer, peer->name, hello->model_name);
-	kv_info(KVS_MODULE, "worker joined name=%s slot=%u pid=%d uid=%u model=%s", peer->name,
-	    peer->slot, (int)peer->credentials.pid, peer->credentials.uid, hello->model_name);
+	if (kv_log_allows(&server->worker_log, KVS_MODULE))
+		kv_info(KVS_MODULE, "worker joined name=%s slot=%u pid=%d uid=%u model=%s", peer->name,
+		    peer->slot, (int)peer->credentials.pid, peer->credentials.uid, hello->model_name);
 	return KV_OK;
 }
 
@@ -151,9 +155,8 @@ enum kv_status kvs_handle_hello(
 	status = check_version(hello);
 	if (status != KV_OK) {
 		kv_metrics_add(metrics, KVS_REFUSED_VERSION, 1);
-		kv_warning_limited(&peer->server->peer_log, KVS_MODULE,
-		    "peer refused name=%s pid=%d: %s", peer->name, (int)peer->credentials.pid,
-		    kv_error_message());
+		kv_warning_limited(&peer->server->peer_log, KVS_MODULE, "peer refused name=%s pid=%d: %s",
+		    peer->name, (int)peer->credentials.pid, kv_error_message());
 		return status;
 	}
 	if (hello->model_id.len)
@@ -162,9 +165,8 @@ enum kv_status kvs_handle_hello(
 		status = admit_guest(peer);
 	if (status != KV_OK) {
 		kv_metrics_add(metrics, KVS_REFUSED_HELLO, 1);
-		kv_warning_limited(&peer->server->peer_log, KVS_MODULE,
-		    "peer refused name=%s pid=%d: %s", peer->name, (int)peer->credentials.pid,
-		    kv_error_message());
+		kv_warning_limited(&peer->server->peer_log, KVS_MODULE, "peer refused name=%s pid=%d: %s",
+		    peer->name, (int)peer->credentials.pid, kv_error_message());
 		return status;
 	}
 	greet(peer, answer);

@@ -177,21 +177,17 @@ static enum kv_status read_new_segments(
 	return KV_OK;
 }
 
-/* What the segments take together; 0 when the engine will refuse them anyway. */
-static uint64_t wanted_bytes(
-    const struct kvs_peer *peer, const struct kvs_new_segment *segments, uint32_t count)
+/* What has to be waited for before the engine is asked. What it would refuse makes no memory. */
+static uint64_t bytes_to_grow(struct kvs_peer *peer, const Kv__ReserveRequest *message,
+    const struct kvs_new_segment *segments, uint32_t count)
 {
-	uint64_t total = 0;
+	uint64_t bytes = 0;
 
-	for (uint32_t i = 0; i < count; i++) {
-		uint64_t bytes;
-
-		if (kvw_segment_bytes(&peer->layout, segments[i].kind, segments[i].start,
-		        segments[i].tokens, &bytes) != KV_OK ||
-		    !kv_add_u64(total, bytes, &total))
-			return 0;
-	}
-	return total;
+	if (peer->grown || peer->growing) return 0;
+	if (kvs_reserve_check(
+	        peer->server->engine, peer->slot, message->sequence, segments, count, &bytes) != KV_OK)
+		return 0;
+	return kvs_growth_needed(peer->server, bytes) ? bytes : 0;
 }
 
 static enum kv_status collect_ids(
@@ -216,7 +212,6 @@ enum kv_status kvs_handle_reserve(
 	Kv__ReserveResponse *reserve = &answer->body.reserve;
 	uint32_t count = (uint32_t)message->n_segments;
 	struct kvs_new_segment *segments;
-	uint64_t wanted;
 	uint64_t *ids;
 	enum kv_status status;
 
@@ -225,11 +220,8 @@ enum kv_status kvs_handle_reserve(
 	if (!ids) return KV_NO_MEMORY;
 	segments = (struct kvs_new_segment *)(void *)(ids + count);
 	KV_TRY_GOTO(status, read_new_segments(message, segments), out);
-	wanted = wanted_bytes(peer, segments, count);
-	if (wanted && !peer->grown && !peer->growing && kvs_growth_needed(peer->server, wanted)) {
-		answer->grow_bytes = wanted;
-		goto out;
-	}
+	answer->grow_bytes = bytes_to_grow(peer, message, segments, count);
+	if (answer->grow_bytes) goto out;
 	KV_TRY_GOTO(
 	    status, kvs_reserve(engine, peer->slot, message->sequence, segments, count, ids), out);
 	status = collect_ids(peer, ids, count, &answer->segments);

@@ -80,8 +80,9 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 	if (peer->worker) kvs_worker_left(peer->worker, kv_now_ms());
 	peer->worker = NULL;
 	kv_metrics_add(server->metrics, lost_metric(reason, killed), 1);
-	kv_info(KVS_MODULE, "worker left name=%s slot=%u pid=%d process=%s reason=\"%s\"", peer->name,
-	    peer->slot, (int)peer->credentials.pid, ended ? "ended" : "alive", why);
+	if (kv_log_allows(&server->worker_log, KVS_MODULE))
+		kv_info(KVS_MODULE, "worker left name=%s slot=%u pid=%d process=%s reason=\"%s\"",
+		    peer->name, peer->slot, (int)peer->credentials.pid, ended ? "ended" : "alive", why);
 }
 
 void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *why)
@@ -510,8 +511,7 @@ static void refuse(struct kvs_server *server, int socket, enum kv_status status)
 	close(socket);
 }
 
-/* Slots of those that will not come back make room for others. */
-static void close_oldest_lapsed(struct kvs_server *server)
+bool kvs_peers_make_room(struct kvs_server *server)
 {
 	struct kvs_peer *oldest = NULL;
 	struct kv_list *node;
@@ -524,6 +524,7 @@ static void close_oldest_lapsed(struct kvs_server *server)
 		if (!oldest || peer->lapsed_ms < oldest->lapsed_ms) oldest = peer;
 	}
 	if (oldest) kvs_peer_close(oldest, KVS_BY_TIMEOUT, "its lease lapsed and others want in");
+	return oldest != NULL;
 }
 
 static void on_listener(void *context, struct kv_watch *watch, unsigned events)
@@ -544,7 +545,7 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 		}
 		if (socket < 0) return;
 		kv_metrics_add(server->metrics, KVS_CONNECTIONS, 1);
-		if (server->peer_count >= limit) close_oldest_lapsed(server);
+		if (server->peer_count >= limit) kvs_peers_make_room(server);
 		if (server->peer_count >= limit)
 			status =
 			    kv_fail(KV_LIMIT, "%u connections are open, that is the limit (max-workers=%u)",
@@ -599,8 +600,8 @@ static void tick_lease(struct kvs_peer *peer)
 		return;
 	kv_state_move(&peer->state, KVS_LAPSED, peer);
 	peer->lapsed_ms = kv_now_ms();
-	kv_warning(KVS_MODULE, "lease lapsed name=%s slot=%u pid=%d", peer->name, peer->slot,
-	    (int)peer->credentials.pid);
+	kv_warning_limited(&server->worker_log, KVS_MODULE, "lease lapsed name=%s slot=%u pid=%d",
+	    peer->name, peer->slot, (int)peer->credentials.pid);
 	if (writes_no_more(peer, kvs_pidfd_dead(peer->pidfd)))
 		kvs_peer_proven_dead(server->engine, peer->epoch);
 }

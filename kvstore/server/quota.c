@@ -40,6 +40,16 @@ static enum kv_status check_name(const char *name)
 	return KV_OK;
 }
 
+/* Is it what a user is called that has no name? */
+static bool is_somebody(const char *name)
+{
+	static const char prefix[] = "uid-";
+
+	if (strncmp(name, prefix, sizeof prefix - 1) != 0) return false;
+	name += sizeof prefix - 1;
+	return *name && name[strspn(name, "0123456789")] == '\0';
+}
+
 static enum kv_status add_user(char *item, struct kvs_quotas *quotas)
 {
 	struct kvs_named_user *user = &quotas->users[quotas->user_count];
@@ -52,6 +62,9 @@ static enum kv_status add_user(char *item, struct kvs_quotas *quotas)
 	user->everybody = strcmp(item, "*") == 0;
 	if (!user->everybody) KV_TRY(kv_parse_u32(item, &user->uid));
 	KV_TRY(check_name(name));
+	if (is_somebody(name))
+		return kv_fail(KV_INVALID,
+		    "\"%s\" is the tenant of the user with that number: choose another name", name);
 	memcpy(user->name, name, strlen(name) + 1);
 	quotas->user_count++;
 	return KV_OK;
@@ -90,6 +103,9 @@ static enum kv_status add_limit(char *item, uint64_t memory, struct kvs_quotas *
 	if (quotas->quota_count == KVS_MAX_NAMED)
 		return kv_fail(KV_INVALID, "more than %d tenants have quotas", (int)KVS_MAX_NAMED);
 	KV_TRY(check_name(item));
+	for (uint32_t i = 0; i < quotas->quota_count; i++)
+		if (strcmp(quotas->names[i], item) == 0)
+			return kv_fail(KV_INVALID, "the quota of tenant %s is given twice", item);
 	KV_TRY(parse_limit(limit, memory, &bytes));
 	memcpy(quotas->names[quotas->quota_count], item, strlen(item) + 1); /* check_name: it fits */
 	quotas->quotas[quotas->quota_count].tenant = quotas->names[quotas->quota_count];

@@ -137,7 +137,6 @@ struct kvs_peer {
 	Kv__Request *growing; /* a reservation that waits for memory; reading goes on */
 	uint64_t growing_bytes;
 	bool grown; /* it is being served now: it waits no more */
-	struct kvw_model_layout layout;
 };
 
 /* Processes whose connection is gone and whose death would free what is quarantined of them. */
@@ -187,8 +186,9 @@ struct kvs_server {
 
 	int listener;
 	struct kv_watch *listener_watch;
-	uint64_t listen_again_ms;     /* 0: listening */
-	struct kv_log_limit peer_log; /* of what peers do wrong */
+	uint64_t listen_again_ms;       /* 0: listening */
+	struct kv_log_limit peer_log;   /* of what peers do wrong */
+	struct kv_log_limit worker_log; /* of their coming and going, which has no end either */
 	struct kv_list peers;
 	uint32_t peer_count;
 	uint32_t jobs; /* work on pool threads, of all peers */
@@ -264,6 +264,9 @@ void kvs_tenants_stop(struct kvs_server *server);
 enum kv_status kvs_listen(struct kvs_server *server);
 void kvs_unlisten(struct kvs_server *server);
 void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *why);
+/* Close the peer that lapsed first: the place of one that will not come back is for whoever wants
+ * in. False when there is none. */
+bool kvs_peers_make_room(struct kvs_server *server);
 /* Deadlines of all peers. */
 void kvs_peers_tick(struct kvs_server *server, uint64_t now);
 void kvs_peers_close_all(struct kvs_server *server);

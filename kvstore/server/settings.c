@@ -216,6 +216,10 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	if (settings->stats_socket && strcmp(settings->socket, settings->stats_socket) == 0)
 		return kv_fail(KV_INVALID, "socket and stats-socket are both \"%s\": they must differ",
 		    settings->socket);
+	if (settings->http_listen && *settings->http_listen &&
+	    !(settings->stats_socket && *settings->stats_socket))
+		return kv_fail(
+		    KV_INVALID, "http-listen is given without a stats-socket, which it serves: name one");
 	if (settings->isolation && settings->transport == KVS_TRANSPORT_UCX)
 		return kv_fail(KV_INVALID,
 		    "isolation=yes and transport=ucx: UCX is no boundary between users, use "
@@ -263,8 +267,8 @@ enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 	KV_TRY(kv_machine_memory_read("", &machine));
 	/* An arena that was kept over a restart is ours already, and counts as used. */
 	machine.available += kept;
-	machine.cgroup_room = machine.cgroup_room > UINT64_MAX - kept ? UINT64_MAX
-	                                                              : machine.cgroup_room + kept;
+	machine.cgroup_room =
+	    machine.cgroup_room > UINT64_MAX - kept ? UINT64_MAX : machine.cgroup_room + kept;
 	available = least(machine.available, machine.cgroup_room);
 	if (!settings->memory) {
 		settings->memory =

@@ -61,6 +61,15 @@ static void put_help(struct kv_text_buffer *text)
 
 /* ---- what changes the store ---- */
 
+static bool is_tenant(const struct kvs_server *server, const char *name)
+{
+	struct kvs_tenant_info info;
+
+	for (uint32_t i = 0; kvs_tenant_info(server->engine, i, &info) == KV_OK; i++)
+		if (strcmp(info.name, name) == 0) return true;
+	return false;
+}
+
 static void put_evicted(struct kvs_server *server, const char *line, struct kv_text_buffer *text)
 {
 	struct kvs_evict_target target = {0};
@@ -70,8 +79,11 @@ static void put_evicted(struct kvs_server *server, const char *line, struct kv_t
 	kvs_stats_evict_target(line, &target);
 	request.bytes = target.bytes;
 	request.tenant = target.tenant[0] ? target.tenant : NULL;
+	if (request.tenant && !is_tenant(server, request.tenant)) {
+		kv_text_printf(text, "ERROR no tenant %s stores anything here\r\n", request.tenant);
+		return;
+	}
 	bytes = kvs_engine_evict_some(server->engine, &request);
-
 	kv_text_printf(text, "OK evicted %llu bytes\r\n", (unsigned long long)bytes);
 }
 

@@ -1,6 +1,8 @@
 /* What a running store does at a tenant's limit, and with memory that nobody uses any more. */
 #include "tests/lib/store_client_test.h"
 
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 const char *test_transport = "map";
@@ -41,7 +43,7 @@ static void test_quota(void **state)
 	assert_int_equal(store_fixture_stat(&fixture, "tenant_quota_bytes{tenant=\"team\"}"), 4 << 20);
 	assert_true(store_fixture_stat(&fixture, "tenant_evictions_total{tenant=\"team\"}") > 0);
 	assert_true(store_fixture_ask(&fixture, "evict tenant nobody", answer, sizeof answer));
-	assert_string_equal(answer, "OK evicted 0 bytes\r\n");
+	assert_string_equal(answer, "ERROR no tenant nobody stores anything here\r\n");
 	assert_true(store_fixture_ask(&fixture, "evict tenant team", answer, sizeof answer));
 	assert_int_equal(strncmp(answer, "OK evicted ", 11), 0);
 	assert_true(
@@ -69,11 +71,87 @@ static void test_memory_goes_back(void **state)
 	kvc_close(store);
 }
 
+/* How often the store's log says so. */
+static int logged(const char *words)
+{
+	FILE *log = fopen(fixture.log, "r");
+	char line[1024];
+	int count = 0;
+
+	assert_non_null(log);
+	while (fgets(line, sizeof line, log))
+		count += strstr(line, words) != NULL;
+	fclose(log);
+	return count;
+}
+
+/* What a quota refuses makes no memory. */
+static void test_refused_makes_no_memory(void **state)
+{
+	static const char *const arguments[] = {
+	    "--transport=map", "--tenant-quota=1MiB", "--region=1MiB", NULL};
+	struct kvc_sequence *sequence = NULL;
+	struct kvc_store *store;
+
+	(void)state;
+	start(arguments);
+	store = test_connect(&fixture, "a");
+	assert_ok(test_open(store, NULL, 1, &sequence));
+	assert_int_equal(test_write(store, sequence, 1), KV_LIMIT);
+	kvc_sequence_close(sequence, 0);
+	kvc_close(store);
+	/* The one that is always kept ahead. */
+	assert_true(logged("memory made") <= 1);
+}
+
+/* The only place is a stopped worker's: once its lease has lapsed, it is for the next. */
+static void test_place_of_a_lapsed_worker(void **state)
+{
+	static const char *const arguments[] = {
+	    "--transport=map", "--max-workers=1", "--lease=1s", "--heartbeat=250ms", NULL};
+	pid_t child;
+	int status;
+
+	(void)state;
+	start(arguments);
+	child = fork();
+	assert_true(child >= 0);
+	if (child == 0) {
+		struct kvc_options options = test_options(&fixture, "stopped");
+		struct kvc_store *store = NULL;
+
+		if (kvc_open(&options, &store) == KV_OK) raise(SIGSTOP);
+		_exit(1);
+	}
+	assert_int_equal(waitpid(child, &status, WUNTRACED), child);
+	assert_true(WIFSTOPPED(status));
+	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"lapsed\"}", 1, 5000));
+	kvc_close(test_connect(&fixture, "next"));
+	assert_int_equal(kill(child, SIGKILL), 0);
+	assert_int_equal(waitpid(child, &status, 0), child);
+}
+
+/* Workers that come and go without end do not fill the log. */
+static void test_log_of_many_workers(void **state)
+{
+	static const char *const arguments[] = {"--transport=map", NULL};
+
+	(void)state;
+	start(arguments);
+	for (int i = 0; i < 30; i++)
+		kvc_close(test_connect(&fixture, "a"));
+	assert_true(logged("worker joined") > 0);
+	assert_true(logged("worker joined") < 30);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_teardown(test_quota, stop),
 	    cmocka_unit_test_teardown(test_memory_goes_back, stop),
+	    cmocka_unit_test_teardown(test_refused_makes_no_memory, stop),
+	    cmocka_unit_test_teardown(test_place_of_a_lapsed_worker, stop),
+	    cmocka_unit_test_teardown(test_log_of_many_workers, stop),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

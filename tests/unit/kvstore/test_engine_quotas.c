@@ -80,6 +80,7 @@ static void test_only_its_own(void **state)
 	assert_int_equal(info_of(&store, "other").quota, 0);
 	assert_int_equal(store_statistics(&store).quota_evictions, 7);
 	assert_int_equal(store_statistics(&store).evictions, 7);
+	assert_int_equal(kvs_engine_evictions(store.engine), 7);
 	store_stop(&store);
 }
 
@@ -110,6 +111,76 @@ static void test_refused_at_quota(void **state)
 	assert_ok(kvs_reserve(store.engine, peer, sequence, shapes, 1, ids));
 	assert_int_equal(info_of(&store, "t").bytes, 2 * SEGMENT);
 	assert_sound(&store);
+	store_stop(&store);
+}
+
+/* A parent that nobody uses stays below a child that is used: it is no room for its tenant. */
+static void test_refused_below_what_is_used(void **state)
+{
+	const struct kvs_new_segment shapes[] = {
+	    {0, 8, KVW_PLAIN, KVW_EXACT}, {8, 8, KVW_PLAIN, KVW_EXACT}};
+	static const uint32_t all[] = {16};
+	struct store store;
+	struct kvs_segment_view view;
+	struct kvs_open_result opened;
+	uint64_t sequence, ids[2];
+	uint32_t peer, shared;
+
+	(void)state;
+	start(&store, (struct kvs_options){.tenant_quota = 2 * SEGMENT});
+	peer = store_peer_of(&store, "a", "t", 1);
+	numbers(tokens, 16, 0);
+	sequence = store_open(&store, peer, NULL, tokens, 16, NULL, 0).sequence;
+	assert_ok(kvs_reserve(store.engine, peer, sequence, shapes, 2, ids));
+	assert_ok(store_commit(&store, peer, sequence, ids, 2, NULL, 0, NULL, 0));
+	opened = store_open(&store, peer, NULL, tokens, 16, all, 1);
+	assert_int_equal(opened.pieces, 2);
+	assert_ok(kvs_sequence_piece(store.engine, opened.sequence, 0, &view, &shared));
+	assert_ok(kvs_sequence_close(store.engine, peer, sequence, 0));
+	assert_ok(kvs_release(store.engine, peer, opened.sequence, &view.id, 1));
+	assert_int_equal(info_of(&store, "t").cached_bytes, SEGMENT);
+
+	numbers(tokens, 8, 1000);
+	sequence = store_open(&store, peer, NULL, tokens, 8, NULL, 0).sequence;
+	assert_fails(kvs_reserve(store.engine, peer, sequence, shapes, 1, ids), KV_LIMIT,
+	    "tenant t is at its quota");
+	assert_int_equal(info_of(&store, "t").bytes, 2 * SEGMENT);
+	assert_int_equal(info_of(&store, "t").refusals, 1);
+	assert_int_equal(store_statistics(&store).quota_refusals, 1);
+	assert_int_equal(store_statistics(&store).reserve_failures, 1);
+	assert_sound(&store);
+	/* Once the child is not used either, there is room. */
+	assert_ok(kvs_sequence_close(store.engine, peer, opened.sequence, 0));
+	assert_ok(kvs_reserve(store.engine, peer, sequence, shapes, 1, ids));
+	store_stop(&store);
+}
+
+/* The check says what a reservation would, and leaves no trace. */
+static void test_check_changes_nothing(void **state)
+{
+	const struct kvs_new_segment shapes[] = {
+	    {0, 8, KVW_PLAIN, KVW_EXACT}, {8, 8, KVW_PLAIN, KVW_EXACT}};
+	struct store store;
+	struct kvs_statistics before, after;
+	uint64_t sequence, bytes = 7;
+	uint32_t peer;
+
+	(void)state;
+	start(&store, (struct kvs_options){.tenant_quota = SEGMENT});
+	peer = store_peer_of(&store, "a", "t", 1);
+	store_one(&store, peer, 100);
+	sequence = store_open(&store, peer, NULL, tokens, 8, NULL, 0).sequence;
+	before = store_statistics(&store);
+	assert_fails(kvs_reserve_check(store.engine, peer, sequence, shapes, 2, &bytes), KV_LIMIT,
+	    "tenant t is at its quota");
+	assert_fails(kvs_reserve_check(store.engine, peer, sequence + 1, shapes, 1, &bytes),
+	    KV_NOT_FOUND, "holds no sequence");
+	assert_int_equal(bytes, 7);
+	assert_ok(kvs_reserve_check(store.engine, peer, sequence, shapes, 1, &bytes));
+	assert_int_equal(bytes, SEGMENT);
+	after = store_statistics(&store);
+	assert_memory_equal(&before, &after, sizeof before);
+	assert_int_equal(info_of(&store, "t").refusals, 0);
 	store_stop(&store);
 }
 
@@ -253,6 +324,8 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_only_its_own),
 	    cmocka_unit_test(test_refused_at_quota),
+	    cmocka_unit_test(test_refused_below_what_is_used),
+	    cmocka_unit_test(test_check_changes_nothing),
 	    cmocka_unit_test(test_a_scan_keeps_what_is_used),
 	    cmocka_unit_test(test_what_comes_back_stays),
 	    cmocka_unit_test(test_watermarks),

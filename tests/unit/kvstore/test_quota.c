@@ -42,6 +42,7 @@ static void test_names(void **state)
 	char name[KVS_MAX_TENANT];
 
 	(void)state;
+	assert_int_equal(kvs_quotas_check_tenants("1=uid-x,2=uid-,3=uid-7b,4=my-uid-7"), KV_OK);
 	assert_int_equal(kvs_quotas_parse("*=guests,1000=team,1001=team", NULL, GIB, &quotas), KV_OK);
 	kvs_quotas_tenant(&quotas, 1001, name);
 	assert_string_equal(name, "team");
@@ -52,8 +53,10 @@ static void test_names(void **state)
 static void test_wrong(void **state)
 {
 	static const char *const limits[] = {"0", "0%", "101%", "x", "a=", "=1MiB", "1MiB,2MiB",
-	    "a b=1MiB", "a234567890123456789012345678901234567890123456789012345678901234567890=1MiB"};
-	static const char *const tenants[] = {"1000", "x=team", "1000=", "-1=team", "1=a/b"};
+	    "team=1MiB,b=1MiB,team=2MiB", "a b=1MiB",
+	    "a234567890123456789012345678901234567890123456789012345678901234567890=1MiB"};
+	static const char *const tenants[] = {
+	    "1000", "x=team", "1000=", "-1=team", "1=a/b", "1000=uid-7", "*=uid-0"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)

@@ -63,6 +63,18 @@ static void test_same_socket(void **state)
 	assert_int_equal(load(arguments, 2, &settings), KV_INVALID);
 }
 
+/* HTTP is the stats socket's: without one there would be none, and nobody would be told. */
+static void test_http_without_stats(void **state)
+{
+	static const char *const arguments[] = {"--stats-socket=", "--http-listen=127.0.0.1:9432"};
+	struct kvs_settings settings;
+
+	(void)state;
+	assert_int_equal(load(arguments, 1, &settings), KV_OK);
+	assert_int_equal(load(arguments, 2, &settings), KV_INVALID);
+	assert_non_null(strstr(kv_error_message(), "stats-socket"));
+}
+
 /* More than the machine has is refused with both numbers, before anything is allocated. */
 static void test_too_much_memory(void **state)
 {
@@ -82,6 +94,7 @@ int main(void)
 	    cmocka_unit_test(test_defaults),
 	    cmocka_unit_test(test_refusals),
 	    cmocka_unit_test(test_same_socket),
+	    cmocka_unit_test(test_http_without_stats),
 	    cmocka_unit_test(test_too_much_memory),
 	};
 
