@@ -292,7 +292,7 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 		grant.held = count;
 	}
 	grant.slot = index;
-	grant.pending = slot->wanted != slot->held;
+	grant.pending = count > slot->held;
 	return grant;
 }
 
@@ -337,10 +337,35 @@ void gw_cluster_cache_commit(struct gw_cluster_cache *cache)
 	cache->pending_count = 0;
 }
 
+/* Give back the pages behind the rows that are valid; there is at least one such row. */
+static void keep_held(struct gw_cluster_cache *cache, struct slot *slot)
+{
+	uint32_t kept = pages_of(slot->held), dropped = slot->pages - kept;
+	uint32_t last = slot->first_page;
+
+	slot->wanted = slot->held;
+	if (dropped == 0) return;
+	for (uint32_t i = 1; i < kept; i++)
+		last = cache->next_page[last];
+	cache->next_page[slot->last_page] = cache->free_first;
+	cache->free_first = cache->next_page[last];
+	cache->next_page[last] = NONE;
+	slot->last_page = last;
+	if (slot->pin_round == cache->round) cache->pinned_pages -= dropped;
+	for (; slot->pages > kept; slot->pages--)
+		cache->free_pages++;
+}
+
 void gw_cluster_cache_abandon(struct gw_cluster_cache *cache)
 {
-	for (uint32_t i = 0; i < cache->pending_count; i++)
-		drop_slot(cache, cache->pending[i]);
+	for (uint32_t i = 0; i < cache->pending_count; i++) {
+		struct slot *slot = &cache->slots[cache->pending[i]];
+
+		if (slot->held > 0)
+			keep_held(cache, slot);
+		else
+			drop_slot(cache, cache->pending[i]);
+	}
 	cache->pending_count = 0;
 }
 

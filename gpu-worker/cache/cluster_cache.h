@@ -9,7 +9,8 @@
  * slot also leaves when it was not used in the last R steps (the paper's rule).
  *
  * A round: begin → acquire for each extent → the caller fills the missing rows → commit (or
- * abandon, which forgets every slot that was to be filled).
+ * abandon, which forgets the rows that were to be filled and keeps those that were held: extents of
+ * this round that are not pending may still be read).
  */
 #ifndef GW_CACHE_CLUSTER_CACHE_H
 #define GW_CACHE_CLUSTER_CACHE_H
@@ -54,7 +55,7 @@ struct gw_cache_stats {
 struct gw_cache_grant {
 	uint32_t slot;             /* UINT32_MAX: not cached, the caller stages the whole extent */
 	uint32_t held;             /* leading rows that are valid */
-	uint32_t pending;          /* 1: rows are to be filled in this round, if by an earlier extent */
+	uint32_t pending;          /* 1: some are filled in this round, if by an earlier extent */
 };
 
 enum kv_status gw_cluster_cache_create(const struct gw_cache_options *options,

@@ -3,14 +3,18 @@
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed)
 {
 	const struct gw_report *report = gw_sequence_report(sequence);
-	uint32_t tokens = 0;
+	uint32_t prompt = gw_sequence_prompt_tokens(sequence);
+	uint32_t resumed = gw_sequence_resumed_tokens(sequence), tokens = 0;
 
 	totals->requests++;
 	totals->failures += failed ? 1 : 0;
-	totals->prompt_tokens += gw_sequence_prompt_tokens(sequence);
-	totals->prefix_hit_tokens += gw_sequence_prefix_hit(sequence);
 	gw_sequence_tokens(sequence, &tokens);
-	totals->decode_tokens += tokens - gw_sequence_prompt_tokens(sequence);
+	/* What was known when it was resumed, the worker before has counted. */
+	if (resumed == 0) {
+		totals->prompt_tokens += prompt;
+		totals->prefix_hit_tokens += gw_sequence_prefix_hit(sequence);
+	}
+	totals->decode_tokens += tokens - (resumed > 0 ? resumed : prompt);
 	totals->decode_steps += report->decode_steps;
 	totals->degraded_steps += report->degraded_steps;
 	totals->prefill_seconds += report->prefill_seconds;

@@ -6,7 +6,6 @@
 #include "kvstore/client/store_client.h"
 
 static const char *const backend_words[] = {"auto", "cpu", "cuda", NULL};
-static const char *const policy_words[] = {"clusterkv", "clusterkv-paper", "full", NULL};
 static const char *const precision_words[] = {"default", "fp32", NULL};
 static const char *const kv_type_words[] = {"auto", "f16", "f32", NULL};
 static const char *const level_words[] = {"auto", "plain", "avx2", "avx512", NULL};
@@ -91,7 +90,7 @@ static const struct kv_option options[] = {
 		LONGEST_MS),
 
 	{.name = "policy", .kind = KV_OPTION_STRING, .offset = AT(policy),
-		.default_text = "clusterkv", .words = policy_words, .group = "Attention",
+		.default_text = "clusterkv", .words = gw_policy_words, .group = "Attention",
 		.commands = DECODING,
 		.help = "What is attended to; full: everything, KV kept in the worker."},
 	NUMBER("budget", budget, "1024", "tokens",

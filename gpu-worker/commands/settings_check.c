@@ -6,6 +6,7 @@
 
 #include "gpu-worker/commands/settings.h"
 #include "gpu-worker/commands/worker.h"
+#include "gpu-worker/server/session.h"
 #include "gpu-worker/text/stream_decoder.h"
 #include "kvstore/client/store_client.h"
 
@@ -55,16 +56,7 @@ enum kv_status gw_check_name(const char *value)
 
 enum kv_status gw_check_sequence_id(const char *value)
 {
-	size_t length = strlen(value);
-
-	if (length == 0 || length >= KVW_MAX_SEQUENCE_ID)
-		return kv_fail(KV_INVALID, "'%s' has %zu characters: a sequence id has 1 to %d", value,
-			length, KVW_MAX_SEQUENCE_ID - 1);
-	for (size_t i = 0; i < length; i++)
-		if (value[i] <= ' ' || value[i] > '~')
-			return kv_fail(KV_INVALID, "'%s': a sequence id is made of visible ASCII characters",
-				value);
-	return KV_OK;
+	return gw_sequence_id_check(value, strlen(value));
 }
 
 enum kv_status gw_check_stop(const char *value)
@@ -123,7 +115,8 @@ enum kv_status gw_settings_validate(const struct kv_command *command, const void
 	if (s->resume != NULL && !policy->offloads)
 		return kv_fail(KV_INVALID, "--resume %s with --policy %s: it keeps nothing in a store; "
 			"use the policy that the sequence was begun with", s->resume, policy->name);
-	(void)command;
+	if ((command->bit & GW_GENERATE) != 0 && !(s->top_p > 0.0))
+		return kv_fail(KV_INVALID, "--top-p %g: must be over 0 and at most 1", s->top_p);
 	return KV_OK;
 }
 

@@ -202,7 +202,7 @@ static int add_extent(struct gw_pipeline *pipeline, const struct extent_place *p
 
 /* Extent `number` of the job that is being made. */
 static void add_selected(struct gw_pipeline *pipeline, const struct extent_place *place,
-	uint32_t number, uint32_t first_span)
+	uint32_t number)
 {
 	struct gw_round *round = &pipeline->round;
 	uint32_t before = round->span_count;
@@ -212,7 +212,7 @@ static void add_selected(struct gw_pipeline *pipeline, const struct extent_place
 	missed = &round->missed[round->missed_count++];
 	missed->job = round->job_count;
 	missed->extent = number;
-	missed->span = before - first_span;
+	missed->span = before;
 	missed->span_count = round->span_count - before;
 }
 
@@ -250,7 +250,7 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 			struct extent_place place;
 
 			locate(sequence, layer, head, &selections[head].extents[i], &place);
-			add_selected(pipeline, &place, i, first_span);
+			add_selected(pipeline, &place, i);
 		}
 		add_span(round, gw_token_rows_at(&state->recent, head, 0), state->recent.count);
 		job->q = pipeline->qkv + (size_t)row * gw_model_qkv_width(pipeline->options.model) +
@@ -272,16 +272,17 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 	return KV_OK;
 }
 
-static void leave_out(const struct gw_missed *missed, struct kn_attend_job *job,
+static void leave_out(struct gw_round *round, const struct gw_missed *missed,
 	struct gw_selection *selection, uint32_t cluster_tokens)
 {
-	struct kn_span *spans = (struct kn_span *)(uintptr_t)job->spans + missed->span;
+	struct kn_attend_job *job = &round->jobs[missed->job];
+	struct kn_span *spans = round->spans + missed->span;
+	const struct kn_span *next = spans + missed->span_count;
 	struct kn_extent *extent = selection->extents + missed->extent;
 
 	selection->rest[extent->cluster] = cluster_tokens;
 	selection->tokens -= extent->count;
-	memmove(spans, spans + missed->span_count,
-		(job->span_count - missed->span - missed->span_count) * sizeof *spans);
+	memmove(spans, next, (size_t)(job->spans + job->span_count - next) * sizeof *spans);
 	job->span_count -= missed->span_count;
 	memmove(extent, extent + 1,
 		(selection->extent_count - missed->extent - 1) * sizeof *extent);
@@ -303,7 +304,7 @@ void gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *b
 		uint32_t cluster = selection->extents[missed->extent].cluster;
 		uint64_t step = batch[row]->report.decode_steps + 1;
 
-		leave_out(missed, &round->jobs[missed->job], selection,
+		leave_out(round, missed, selection,
 			index->sizes[(size_t)head * index->capacity + cluster]);
 		batch[row]->report.degraded_steps += batch[row]->degraded_at != step;
 		batch[row]->degraded_at = step;

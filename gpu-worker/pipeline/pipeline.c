@@ -86,6 +86,9 @@ static enum kv_status create_cache(struct gw_pipeline *pipeline)
 	if (cache.warm_bytes > warm_limit) cache.warm_bytes = warm_limit;
 	cache.capacity_bytes =
 		o->cache_bytes > 0 ? o->cache_bytes : 2 * selected_bytes(pipeline, clustered);
+	/* Twice a tiny budget can be less than what a cache is made of. */
+	if (o->cache_bytes == 0 && cache.capacity_bytes < GW_CACHE_PAGE_ROWS * pipeline->row_bytes)
+		cache.capacity_bytes = GW_CACHE_PAGE_ROWS * pipeline->row_bytes;
 	return gw_cluster_cache_create(&cache, &pipeline->cache);
 }
 

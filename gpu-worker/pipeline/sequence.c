@@ -233,6 +233,7 @@ static enum kv_status resume_tokens(struct gw_sequence *sequence,
 	memcpy(sequence->tokens + state->prompt_tokens, state->decoded,
 		state->decoded_tokens * sizeof *state->decoded);
 	sequence->token_count = state->prompt_tokens + state->decoded_tokens;
+	sequence->resumed_tokens = sequence->token_count;
 	KV_TRY(check_tokens(sequence->pipeline, sequence->tokens, sequence->token_count));
 	KV_TRY(gw_attach_list(sequence));
 	sequence->cut_count = gw_segmentation(sequence->prompt_tokens,
@@ -330,6 +331,11 @@ const int32_t *gw_sequence_tokens(const struct gw_sequence *sequence, uint32_t *
 uint32_t gw_sequence_prompt_tokens(const struct gw_sequence *sequence)
 {
 	return sequence->prompt_tokens;
+}
+
+uint32_t gw_sequence_resumed_tokens(const struct gw_sequence *sequence)
+{
+	return sequence->resumed_tokens;
 }
 
 uint32_t gw_sequence_prefix_hit(const struct gw_sequence *sequence)

@@ -29,6 +29,7 @@ struct gw_sequence {
 	uint32_t kv_count;              /* tokens whose KV is held */
 	uint32_t window_start;          /* first position in the window of clustered layers */
 	uint32_t prefix_hit;
+	uint32_t resumed_tokens;        /* known when it was resumed; 0: it was begun here */
 	struct gw_layer_state *layers;  /* [layers] */
 	void *kept_rows;                /* sinks and windows of the clustered layers */
 	const struct kvc_segment *const *segments; /* the store's list, by ordinal */
@@ -46,7 +47,7 @@ struct gw_sequence {
 
 struct gw_missed {
 	uint32_t job, extent;           /* which of the selection's */
-	uint32_t span, span_count;      /* of the job's */
+	uint32_t span, span_count;      /* of the round's */
 };
 
 /* Rows that a fetch has to bring, and where attention finds what. Sized when sequences open. */

@@ -82,6 +82,9 @@ struct gw_policy_ops {
 	const struct gw_layer_ops *(*layer)(const struct gw_policy_options *options, uint32_t layer);
 };
 
+/* The names of all policies, NULL behind them. */
+extern const char *const gw_policy_words[];
+
 /* The policy of that name; KV_INVALID lists the known ones. */
 enum kv_status gw_policy_find(const char *name, const struct gw_policy_ops **policy);
 

@@ -1,3 +1,4 @@
+#include <stdio.h>
 #include <string.h>
 
 #include "gpu-worker/policy/policy.h"
@@ -29,22 +30,32 @@ static void follow_paper(struct gw_policy_options *options)
 	options->center = 0;
 }
 
-static const struct gw_policy_ops policies[] = {
-	{"clusterkv", "attend to the clusters that each query needs, estimate the rest", 1, keep,
-		clusterkv_layer},
-	{"clusterkv-paper", "the published rule, for comparison", 1, follow_paper, clusterkv_layer},
-	{"full", "attend to everything, KV kept in the worker", 0, keep, full_layer},
-};
+/* name, help, offloads, adjust, layer */
+#define POLICIES(X)                                                                                \
+	X("clusterkv", "attend to the clusters that each query needs, estimate the rest", 1, keep,     \
+		clusterkv_layer)                                                                           \
+	X("clusterkv-paper", "the published rule, for comparison", 1, follow_paper, clusterkv_layer)   \
+	X("full", "attend to everything, KV kept in the worker", 0, keep, full_layer)
+#define ROW(name, help, offloads, adjust, layer) {name, help, offloads, adjust, layer},
+#define NAME(name, help, offloads, adjust, layer) name,
+
+static const struct gw_policy_ops policies[] = {POLICIES(ROW)};
+const char *const gw_policy_words[] = {POLICIES(NAME) NULL};
 
 enum kv_status gw_policy_find(const char *name, const struct gw_policy_ops **policy)
 {
+	char known[128] = "";
+	size_t used = 0;
+
 	for (size_t i = 0; i < sizeof policies / sizeof policies[0]; i++)
 		if (strcmp(policies[i].name, name) == 0) {
 			*policy = &policies[i];
 			return KV_OK;
 		}
-	return kv_fail(KV_INVALID, "policy \"%s\" is not known; use clusterkv, clusterkv-paper or full",
-		name);
+	for (size_t i = 0; gw_policy_words[i] != NULL && used < sizeof known; i++)
+		used += (size_t)snprintf(known + used, sizeof known - used, "%s%s", i > 0 ? ", " : "",
+			gw_policy_words[i]);
+	return kv_fail(KV_INVALID, "policy \"%s\" is not known; use one of %s", name, known);
 }
 
 enum kv_status gw_policy_options_check(const struct gw_policy_options *o)

@@ -1,5 +1,7 @@
 #include "gpu-worker/server/http_request.h"
 
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "gpu-worker/server/http_fields.h"
@@ -56,29 +58,21 @@ static enum kv_status read_real(const json_t *body, const char *name, float *out
 
 	if (value == NULL) return KV_OK;
 	if (!json_is_number(value)) return wrong_type(name, "a number");
+	if (fabs(json_number_value(value)) > (double)FLT_MAX)
+		return kv_fail(KV_INVALID, "%s: %g is out of range", name, json_number_value(value));
 	*out = (float)json_number_value(value);
 	return KV_OK;
 }
 
-/* Ids are written to logs and into addresses, so they are plain. */
 static enum kv_status read_id(const json_t *body, const char *name, const char **id)
 {
 	const json_t *value = field(body, name);
-	const char *text;
-	size_t length;
 
 	if (value == NULL) return KV_OK;
 	if (!json_is_string(value)) return wrong_type(name, "a string");
-	text = json_string_value(value);
-	length = json_string_length(value);
-	if (length == 0 || length >= KVW_MAX_SEQUENCE_ID)
-		return kv_fail(KV_INVALID, "%s: a sequence id has 1 to %d characters, not %zu", name,
-		    KVW_MAX_SEQUENCE_ID - 1, length);
-	for (size_t i = 0; i < length; i++)
-		if (text[i] <= ' ' || text[i] > '~')
-			return kv_fail(
-			    KV_INVALID, "%s: a sequence id is made of visible ASCII characters", name);
-	*id = text;
+	if (gw_sequence_id_check(json_string_value(value), json_string_length(value)) != KV_OK)
+		return kv_fail_prefix(KV_INVALID, "%s", name);
+	*id = json_string_value(value);
 	return KV_OK;
 }
 

@@ -169,6 +169,14 @@ static bool takes_method(const char *taken, const char *method)
 	       (strcmp(taken, "GET") == 0 && strcmp(method, "HEAD") == 0);
 }
 
+static enum MHD_Result refuse_stopping(
+    struct gw_http_server *server, struct MHD_Connection *connection)
+{
+	struct gw_http_error error = gw_http_error_of(KV_CANCELLED, 0);
+
+	return gw_http_refuse(server, connection, &error, "the worker is stopping", NULL);
+}
+
 static enum MHD_Result open_exchange(struct gw_http_server *server,
     struct MHD_Connection *connection, const char *url, const char *method, void **slot)
 {
@@ -180,6 +188,11 @@ static enum MHD_Result open_exchange(struct gw_http_server *server,
 
 	while (i < sizeof routes / sizeof routes[0] && strcmp(routes[i].path, url) != 0)
 		i++;
+	/* Another worker may have what is not here; who drains says nothing about it. */
+	if (server->draining &&
+	    (i == sizeof routes / sizeof routes[0] || !takes_method(routes[i].method, method) ||
+	        announces_too_much(server, connection)))
+		return refuse_stopping(server, connection);
 	if (i == sizeof routes / sizeof routes[0]) return refuse_path(server, connection, url, NULL);
 	if (!takes_method(routes[i].method, method))
 		return refuse_path(server, connection, url, routes[i].method);

@@ -36,6 +36,18 @@ struct gw_session {
 	uint32_t picked;
 };
 
+enum kv_status gw_sequence_id_check(const char *id, size_t length)
+{
+	if (length == 0 || length >= KVW_MAX_SEQUENCE_ID)
+		return kv_fail(KV_INVALID, "a sequence id has 1 to %d characters, not %zu",
+			KVW_MAX_SEQUENCE_ID - 1, length);
+	for (size_t i = 0; i < length; i++)
+		if (id[i] <= ' ' || id[i] > '~')
+			return kv_fail(KV_INVALID, "'%.*s': a sequence id is made of visible ASCII characters",
+				(int)length, id);
+	return KV_OK;
+}
+
 static enum kv_status pack(struct gw_session *session, const struct gw_session_request *request)
 {
 	struct parameters *p = &session->parameters;

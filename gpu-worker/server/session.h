@@ -19,6 +19,10 @@ extern "C" {
 
 struct gw_session;
 
+/* Ids of sequences are written to logs and into addresses, so they are plain. KV_INVALID says what
+ * `length` bytes of `id` must be. */
+enum kv_status gw_sequence_id_check(const char *id, size_t length);
+
 enum gw_finish { GW_RUNNING, GW_FINISH_STOP, GW_FINISH_LENGTH, GW_FINISH_ERROR };
 
 struct gw_session_request {

@@ -122,6 +122,7 @@ static void options(void **state)
 	    {{GENERATE, "--on-miss", "estimate", "--estimate", "off"}, 2, {"--on-miss", "wait"}},
 	    {{GENERATE, "--temperature", "-1"}, 2, {"temperature", "'-1'", "0 to 100"}},
 	    {{GENERATE, "--top-p", "1.5"}, 2, {"top-p", "'1.5'", "0 to 1"}},
+	    {{"generate", "--model", MODEL, "--check", "--top-p", "0"}, 2, {"--top-p 0", "over 0"}},
 	    {{GENERATE, "--threads", "1000"}, 2, {"threads", "'1000'", "256"}},
 	    {{GENERATE, "--top", "5"}, 2, {"top", "logits", "generate"}},
 	    {{GENERATE, "--json", "more"}, 2, {"'more'", "one argument too many"}},

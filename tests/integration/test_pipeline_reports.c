@@ -396,6 +396,27 @@ static void lookups_are_counted_for_their_sequence(void **state)
 	kvt_worker_close(&worker);
 }
 
+/* Twice a budget of one token is less than a page, which is the least that can be had. */
+static void the_smallest_budget_has_a_cache(void **state)
+{
+	struct kvt_worker worker;
+	struct gw_pipeline *pipeline;
+
+	(void)state;
+	kvt_worker_open(&worker, model_name, 1);
+	worker.options.policy.budget = 1;
+	worker.options.policy.sinks = 0;
+	worker.options.policy.dense_layers = worker.shape->layers - 1;
+	worker.options.max_batch = 1;
+	kvt_store_open(&worker, 0);
+	pipeline = kvt_pipeline_open(&worker);
+	assert_int_equal(gw_pipeline_cache_stats(pipeline).capacity_bytes,
+	    GW_CACHE_PAGE_ROWS * kn_kv_row_bytes(worker.options.kv_type, worker.shape->head_dim));
+	gw_pipeline_destroy(pipeline);
+	kvt_store_close(&worker);
+	kvt_worker_close(&worker);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -403,6 +424,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test(nothing_is_lost_where_the_budget_covers_everything),
 	    cmocka_unit_test(more_budget_and_the_estimate_help),
 	    cmocka_unit_test(lookups_are_counted_for_their_sequence),
+	    cmocka_unit_test(the_smallest_budget_has_a_cache),
 	};
 
 	if (argc > 1) model_name = argv[1];

@@ -378,6 +378,7 @@ static void is_stopping(const char *method, const char *path, const char *body)
 
 static void a_stop_lets_running_requests_end(void **state)
 {
+	static char large[16384];
 	struct serve_call call, late;
 	struct serve_reply reply;
 	struct serve_stream stream;
@@ -393,6 +394,10 @@ static void a_stop_lets_running_requests_end(void **state)
 	is_stopping("HEAD", "/health", NULL);
 	is_stopping("POST", "/v1/completions", "{\"prompt\":\"a\"}");
 	is_stopping("GET", "/v1/models", NULL);
+	is_stopping("GET", "/v2", NULL);
+	is_stopping("GET", "/v1/completions", NULL);
+	memset(large, ' ', sizeof large - 1);
+	is_stopping("POST", "/v1/completions", large);
 	assert_true(serve_call_finish(&call, &reply));
 	assert_true(serve_stream_parse(&reply, &stream));
 	assert_true(stream.done);
@@ -462,7 +467,8 @@ static int start_narrow(void **state)
 
 static int start_patient(void **state)
 {
-	static const char *const arguments[] = {WORKER, "--drain-timeout", "60s", NULL};
+	static const char *const arguments[] = {
+	    WORKER, "--drain-timeout", "60s", "--max-body", "8KiB", NULL};
 
 	(void)state;
 	return start_with(arguments);

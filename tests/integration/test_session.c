@@ -9,6 +9,7 @@
 #include <cmocka.h>
 
 #include "gpu-worker/commands/load_text.h"
+#include "gpu-worker/commands/report.h"
 #include "gpu-worker/server/session.h"
 #include "tests/lib/pipeline_fixture.h"
 
@@ -117,6 +118,7 @@ static void an_answer_up_to_the_end_of_the_context_is_taken_over(void **state)
 {
 	struct fixture f;
 	struct gw_session *session;
+	struct gw_totals totals = {0};
 	int32_t whole[6];
 	uint32_t count = 0;
 
@@ -128,6 +130,10 @@ static void an_answer_up_to_the_end_of_the_context_is_taken_over(void **state)
 	take_steps(session, 6);
 	memcpy(whole, gw_session_tokens(session, &count), sizeof whole);
 	assert_int_equal(count, 6);
+	gw_totals_add(&totals, gw_session_sequence(session), 0);
+	assert_int_equal(totals.prompt_tokens, f.request.token_count);
+	assert_int_equal(totals.decode_tokens, 6);
+	totals = (struct gw_totals){0};
 	gw_session_close(session);
 	leave_in_the_middle(&f);
 	assert_int_equal(resume_session(&f, &session), KV_OK);
@@ -136,6 +142,11 @@ static void an_answer_up_to_the_end_of_the_context_is_taken_over(void **state)
 	assert_int_equal(gw_session_finish(session), GW_FINISH_LENGTH);
 	assert_memory_equal(gw_session_tokens(session, &count), whole, sizeof whole);
 	assert_int_equal(count, 6);
+	/* Prompt and three tokens were counted by who began it. */
+	gw_totals_add(&totals, gw_session_sequence(session), 0);
+	assert_int_equal(totals.prompt_tokens, 0);
+	assert_int_equal(totals.prefix_hit_tokens, 0);
+	assert_int_equal(totals.decode_tokens, 3);
 	gw_session_close(session);
 	assert_int_equal(resume_session(&f, &session), KV_NOT_FOUND);
 	fixture_close(&f);

@@ -298,7 +298,7 @@ static void a_page_is_the_smallest_cache(void **state)
 	assert_int_equal(gw_cluster_cache_create(&options, &none), KV_INVALID);
 }
 
-static void an_abandoned_round_leaves_nothing_half_filled(void **state)
+static void an_abandoned_round_leaves_what_was_held(void **state)
 {
 	struct gw_cluster_cache *cache = open_cache(8, 0);
 
@@ -311,9 +311,9 @@ static void an_abandoned_round_leaves_nothing_half_filled(void **state)
 	assert_int_equal(use(cache, 2, 5), 0);
 	gw_cluster_cache_abandon(cache);
 	gw_cluster_cache_begin(cache);
-	assert_int_equal(gw_cluster_cache_stats(cache).used_bytes, 2 * PAGE_BYTES);
+	assert_int_equal(gw_cluster_cache_stats(cache).used_bytes, 4 * PAGE_BYTES);
 	assert_int_equal(use(cache, 0, 20), 20);
-	assert_int_equal(use(cache, 1, 20), 0);
+	assert_int_equal(use(cache, 1, 30), 20);
 	assert_int_equal(use(cache, 2, 5), 0);
 	next_round(cache);
 	/* A round that was neither committed nor abandoned counts as abandoned. */
@@ -321,7 +321,36 @@ static void an_abandoned_round_leaves_nothing_half_filled(void **state)
 	assert_int_equal(use(cache, 0, 40), 20);
 	gw_cluster_cache_begin(cache);
 	assert_int_equal(use(cache, 3, 9), 0);
+	assert_int_equal(use(cache, 0, 40), 20);
+	/* Nothing is lost on the way: all pages can be used. */
+	gw_cluster_cache_begin(cache);
+	assert_int_equal(use(cache, 4, 8 * PAGE), 0);
+	gw_cluster_cache_destroy(cache);
+}
+
+/* A neighbour in the round reads rows that are held: another's failure is none of its own. */
+static void rows_that_are_held_wait_for_nothing(void **state)
+{
+	struct gw_cluster_cache *cache = open_cache(6, 0);
+	struct gw_cache_key key = key_of(0);
+	struct gw_cache_grant longer, shorter, fresh;
+
+	(void)state;
 	assert_int_equal(use(cache, 0, 20), 0);
+	next_round(cache);
+	longer = gw_cluster_cache_acquire(cache, &key, 3 * PAGE, NULL);
+	assert_int_equal(longer.pending, 1);
+	shorter = gw_cluster_cache_acquire(cache, &key, 20, NULL);
+	assert_int_equal(shorter.pending, 0);
+	assert_int_equal(gw_cluster_cache_acquire(cache, &key, 21, NULL).pending, 1);
+	gw_cluster_cache_abandon(cache);
+	/* Its pages are given to nobody else in this round. */
+	key = key_of(1);
+	fresh = gw_cluster_cache_acquire(cache, &key, 4 * PAGE, NULL);
+	assert_int_not_equal(fresh.slot, UINT32_MAX);
+	visit_rows(cache, fresh.slot, 1, 0, 4 * PAGE, 1);
+	visit_rows(cache, shorter.slot, 0, 0, 20, 0);
+	assert_int_equal(use(cache, 2, 1), NOT_CACHED);
 	gw_cluster_cache_destroy(cache);
 }
 
@@ -401,6 +430,7 @@ struct model {
 	uint32_t rows[KEYS];   /* that the cache may hold: it may have evicted them */
 	uint32_t pinned[KEYS]; /* pages of this round */
 	int filled[KEYS];      /* to be committed */
+	uint32_t before[KEYS]; /* rows that an abandoned round leaves of a filled one */
 	uint64_t used[KEYS], step;
 	struct gw_cache_stats stats;
 };
@@ -445,7 +475,10 @@ static void model_use(struct model *model, uint32_t number, uint32_t count)
 	if (model->recency > 0 && known > 0 && model->used[number] + model->recency < model->step)
 		assert_int_equal(held, 0);
 	if (held == 0) model->rows[number] = 0;
-	if (held < count) model->filled[number] = 1;
+	if (held < count && !model->filled[number]) {
+		model->filled[number] = 1;
+		model->before[number] = held;
+	}
 	if (model->rows[number] < count) model->rows[number] = count;
 	model->pinned[number] = pages_of(model->rows[number]);
 	model->used[number] = model->step;
@@ -470,7 +503,7 @@ static void model_end_round(struct model *model, int commit)
 	else
 		gw_cluster_cache_abandon(model->cache);
 	for (uint32_t i = 0; i < KEYS; i++) {
-		if (!commit && model->filled[i]) model->rows[i] = 0;
+		if (!commit && model->filled[i]) model->rows[i] = model->before[i];
 		model->filled[i] = 0;
 		model->pinned[i] = 0;
 	}
@@ -596,7 +629,8 @@ int main(void)
 	    cmocka_unit_test(the_clock_passes_over_what_was_used_again),
 	    cmocka_unit_test(what_a_round_uses_stays_and_the_rest_is_staged),
 	    cmocka_unit_test(a_page_is_the_smallest_cache),
-	    cmocka_unit_test(an_abandoned_round_leaves_nothing_half_filled),
+	    cmocka_unit_test(an_abandoned_round_leaves_what_was_held),
+	    cmocka_unit_test(rows_that_are_held_wait_for_nothing),
 	    cmocka_unit_test(what_cannot_fit_drives_nothing_out),
 	    cmocka_unit_test(recency_forgets_what_the_last_steps_did_not_use),
 	    cmocka_unit_test(a_cleared_cache_is_empty),

@@ -45,6 +45,10 @@ static void policies_have_names(void **state)
 	assert_null(policy);
 	assert_non_null(strstr(kv_error_message(), "\"fuller\""));
 	assert_non_null(strstr(kv_error_message(), "clusterkv-paper"));
+	for (size_t i = 0; gw_policy_words[i] != NULL; i++)
+		assert_non_null(strstr(kv_error_message(), gw_policy_words[i]));
+	for (size_t i = 0; gw_policy_words[i] != NULL; i++)
+		assert_string_equal(find(gw_policy_words[i])->name, gw_policy_words[i]);
 	assert_int_equal(gw_policy_find("", &policy), KV_INVALID);
 }
 

@@ -156,6 +156,7 @@ static void names_the_wrong_field(void **state)
 	    {"{\"prompt\":\"a\",\"temperature\":\"hot\"}", "temperature"},
 	    {"{\"prompt\":\"a\",\"temperature\":-1}", "temperature"},
 	    {"{\"prompt\":\"a\",\"temperature\":1e9}", "temperature"},
+	    {"{\"prompt\":\"a\",\"temperature\":1e300}", "temperature: 1e+300"},
 	    {"{\"prompt\":\"a\",\"top_p\":true}", "top_p"},
 	    {"{\"prompt\":\"a\",\"top_p\":0}", "top_p"},
 	    {"{\"prompt\":\"a\",\"top_k\":-1}", "top_k"},
