@@ -189,6 +189,12 @@ struct kvs_unit {
 	uint32_t region;
 };
 
+/* What the store itself computed of a unit's bytes. */
+struct kvs_sum {
+	uint32_t crc; /* CRC-32C */
+	uint32_t known;
+};
+
 struct kvs_segment_view {
 	uint64_t id; /* never reused within a generation */
 	uint32_t start, tokens, layers;
@@ -198,6 +204,7 @@ struct kvs_segment_view {
 	const struct kvs_unit *units; /* [layers] */
 	const uint32_t *token_ids;    /* [tokens], NULL until committed */
 	const uint32_t *checksums;    /* [layers] CRC-32C, NULL when none were given */
+	const struct kvs_sum *sums;   /* [layers] NULL when none are known, and once committed */
 };
 
 /* Any segment by its id, reserved or committed. */
@@ -300,6 +307,12 @@ enum kv_status kvs_reserve_check(struct kvs_engine *engine, uint32_t peer, uint6
 /* Where the peer may put `bytes` (the whole unit): only its own reservation, only before commit. */
 enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t segment_id,
     uint32_t layer, uint64_t bytes, uint8_t **memory);
+
+/* The reserved unit was read after it had been written: its sum stands until kvs_put_target is
+ * asked for it again, so that a commit does not have to read it. Without memory for it, or where
+ * there is no such reservation any more, nothing is kept. */
+void kvs_unit_summed(
+    struct kvs_engine *engine, uint64_t segment_id, uint32_t layer, uint32_t crc);
 
 /* Give up reservations, or references to pieces. Ids that are neither are ignored (a repeated
  * call). A segment whose commit is in flight is KV_BUSY. */

@@ -84,6 +84,7 @@ struct kvs_segment {
 	struct kvs_commit *commit; /* in flight: the memory stays put */
 	uint64_t epoch;            /* of the peer that may write */
 	bool abandoned;            /* free it when the commit in flight ends */
+	struct kvs_sum *sums;      /* [layers], NULL: none is known */
 
 	/* from commit */
 	uint8_t key[KVW_KEY_BYTES];

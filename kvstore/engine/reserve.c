@@ -225,8 +225,21 @@ enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t
 	if (!target)
 		return kv_fail(
 		    KV_UNSUPPORTED, "region %u has no address here", segment->units[layer].region);
+	if (segment->sums) segment->sums[layer].known = 0;
 	*memory = target;
 	return KV_OK;
+}
+
+void kvs_unit_summed(struct kvs_engine *engine, uint64_t segment_id, uint32_t layer, uint32_t crc)
+{
+	struct kvs_segment *segment = kvs_segment_by_id(engine, segment_id);
+
+	if (!segment || segment->state != KVS_RESERVED || segment->commit || layer >= segment->layers)
+		return;
+	if (!segment->sums)
+		segment->sums =
+		    kv_alloc_array_zero(engine->allocator, segment->layers, sizeof *segment->sums);
+	if (segment->sums) segment->sums[layer] = (struct kvs_sum){crc, 1};
 }
 
 static bool drop_piece(

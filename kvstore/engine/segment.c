@@ -100,6 +100,7 @@ void kvs_segment_destroy(struct kvs_engine *engine, struct kvs_segment *segment)
 	}
 	if (segment->token_ids) engine->token_count -= segment->tokens;
 	kv_free(engine->allocator, segment->token_ids);
+	kv_free(engine->allocator, segment->sums);
 	kvs_root_drop(engine, segment->root);
 	kv_free(engine->allocator, segment);
 }
@@ -122,6 +123,8 @@ void kvs_segment_publish(
 {
 	segment->sequence->peer->reserved_bytes -= segment->bytes;
 	segment->sequence->peer->reserved_count--;
+	kv_free(engine->allocator, segment->sums);
+	segment->sums = NULL;
 	kvs_segment_enter(engine, segment, parent);
 }
 
@@ -234,6 +237,7 @@ void kvs_segment_show(const struct kvs_segment *segment, struct kvs_segment_view
 	view->units = segment->units;
 	view->token_ids = segment->token_ids;
 	view->checksums = segment->checksums;
+	view->sums = segment->sums;
 }
 
 enum kv_status kvs_segment_find(

@@ -9,25 +9,46 @@
 #include "common/transport/transport_map.h"
 #include "kvstore/server/server_internal.h"
 
-enum { MAX_PARTS = 4 };
+enum { MAX_PARTS = 4, PUT_BLOCK_BYTES = 128 << 10 };
 
 /* ---- put ---- */
 
 struct put_job {
 	struct kvs_peer *peer;
-	uint64_t id;
+	uint64_t id, segment;
+	uint32_t layer;
 	int source;
+	bool sums;
 	uint64_t offset;
 	uint8_t *target;
 	size_t bytes;
+	uint32_t crc;
 	enum kv_status status;
 };
 
+/* In blocks that are still in the cache when they are summed. What is summed is the store's copy.
+ */
 static void copy_put(void *context)
 {
 	struct put_job *job = context;
 
-	job->status = kv_staging_read(job->source, job->offset, job->bytes, job->target);
+	for (size_t done = 0; done < job->bytes;) {
+		size_t left = job->bytes - done;
+		size_t block = left < PUT_BLOCK_BYTES ? left : PUT_BLOCK_BYTES;
+
+		job->status = kv_staging_read(job->source, job->offset + done, block, job->target + done);
+		if (job->status != KV_OK) return;
+		if (job->sums) job->crc = kv_crc32c(job->crc, job->target + done, block);
+		done += block;
+	}
+}
+
+static void keep_sum(const struct put_job *job)
+{
+	struct kvs_server *server = job->peer->server;
+
+	if (!job->sums || job->status != KV_OK) return;
+	kvs_unit_summed(server->engine, job->segment, job->layer, job->crc);
 }
 
 static void end_put(void *context)
@@ -42,6 +63,7 @@ static void end_put(void *context)
 
 	peer->puts--;
 	peer->put_bytes -= job->bytes;
+	keep_sum(job);
 	kv_free(server->allocator, job);
 	/* The peer itself never writes; when the last copy made for it has ended, nothing does. */
 	if (!peer->puts && (peer->state.state == KVS_CLOSED || peer->state.state == KVS_LAPSED))
@@ -55,44 +77,56 @@ static void end_put(void *context)
 	kvs_peer_job_done(peer);
 }
 
-enum kv_status kvs_handle_put(
-    struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
+static enum kv_status check_put(const struct kvs_peer *peer, const Kv__PutRequest *put)
 {
-	const Kv__PutRequest *put = request->put;
-	struct kvs_server *server = peer->server;
-	struct put_job *job;
-	uint8_t *target = NULL;
-	enum kv_status status;
-
 	if (peer->staging < 0)
 		return kv_fail(KV_UNSUPPORTED, "put is for the map transport, this store serves %s",
-		    server->transport->name);
+		    peer->server->transport->name);
 	if (put->staging_offset > peer->staging_bytes ||
 	    put->bytes > peer->staging_bytes - put->staging_offset)
 		return kv_fail(KV_INVALID, "put of %llu bytes at %llu leaves the staging memory",
 		    (unsigned long long)put->bytes, (unsigned long long)put->staging_offset);
 	if (peer->puts >= KVS_MAX_PUTS)
 		return kv_fail(KV_BUSY, "%u copies are under way, that is the limit", peer->puts);
+	return KV_OK;
+}
+
+static enum kv_status put_now(struct put_job *job)
+{
+	copy_put(job);
+	keep_sum(job);
+	return job->status;
+}
+
+enum kv_status kvs_handle_put(
+    struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
+{
+	const Kv__PutRequest *put = request->put;
+	struct kvs_server *server = peer->server;
+	struct put_job *job, now;
+	uint8_t *target = NULL;
+
+	KV_TRY(check_put(peer, put));
 	KV_TRY(kvs_put_target(
 	    server->engine, peer->slot, put->segment_id, put->layer, put->bytes, &target));
 	kv_metrics_add(server->metrics, KVS_PUT, (int64_t)put->bytes);
-	/* Of a tenant that is not trusted even a small copy may have to wait for the disk (swap). */
-	if (put->bytes <= KVS_INLINE_BYTES && !server->settings->isolation)
-		return kv_staging_read(peer->staging, put->staging_offset, put->bytes, target);
-	job = kv_alloc_zero(server->allocator, sizeof *job);
-	if (!job) return KV_NO_MEMORY;
-	*job = (struct put_job){.peer = peer,
+	now = (struct put_job){.peer = peer,
 	    .id = request->id,
+	    .segment = put->segment_id,
+	    .layer = put->layer,
 	    .source = peer->staging,
+	    .sums = server->settings->verify != KVS_VERIFY_OFF,
 	    .offset = put->staging_offset,
 	    .target = target,
 	    .bytes = put->bytes};
-	status = kv_loop_work(server->loop, copy_put, end_put, job);
-	if (status != KV_OK) {
-		copy_put(job);
-		status = job->status;
+	/* Of a tenant that is not trusted even a small copy may have to wait for the disk (swap). */
+	if (put->bytes <= KVS_INLINE_BYTES && !server->settings->isolation) return put_now(&now);
+	job = kv_alloc(server->allocator, sizeof *job);
+	if (!job) return KV_NO_MEMORY;
+	*job = now;
+	if (kv_loop_work(server->loop, copy_put, end_put, job) != KV_OK) {
 		kv_free(server->allocator, job);
-		return status;
+		return put_now(&now);
 	}
 	peer->puts++;
 	peer->put_bytes += put->bytes;
@@ -121,9 +155,11 @@ struct commit_job {
 	struct kvs_peer *peer;
 	struct kvs_commit *commit;
 	uint64_t id, sequence;
-	struct unit_check *units;
+	struct unit_check *units; /* that are to be read */
 	uint32_t unit_count;
 	uint64_t bytes;
+	uint64_t summed_bytes;     /* of those that were summed as they were written */
+	struct unit_check differs; /* one of these that is not as was claimed; no memory: none */
 	struct commit_part parts[MAX_PARTS];
 	uint32_t part_count, parts_left;
 };
@@ -150,10 +186,10 @@ static void check_part(void *context)
 
 static enum kv_status verdict(const struct commit_job *job)
 {
-	for (uint32_t i = 0; i < job->part_count; i++) {
-		const struct unit_check *wrong = job->parts[i].wrong;
+	for (uint32_t i = 0; i <= job->part_count; i++) {
+		const struct unit_check *wrong = i < job->part_count ? job->parts[i].wrong : &job->differs;
 
-		if (!wrong) continue;
+		if (!wrong || !wrong->memory) continue;
 		kv_metrics_add(job->peer->server->metrics, KVS_CHECKSUM_MISMATCHES, 1);
 		if (kv_log_allows(&job->peer->server->peer_log, KVS_MODULE))
 			kv_error(KVS_MODULE, "checksum mismatch name=%s segment=%llu layer=%u", job->peer->name,
@@ -202,7 +238,7 @@ static void finish_commit(struct commit_job *job)
 	enum kv_status status = verdict(job);
 
 	kv_fault_stop("store.commit");
-	kv_metrics_add(peer->server->metrics, KVS_VERIFIED, (int64_t)job->bytes);
+	kv_metrics_add(peer->server->metrics, KVS_VERIFIED, (int64_t)(job->bytes + job->summed_bytes));
 	status = kvs_commit_finish(peer->server->engine, job->commit, status, &result);
 	if (status == KV_OK && peer->state.state != KVS_CLOSED) status = answer_commit(job, &result);
 	if (status != KV_OK) kvs_peer_respond_error(peer, job->id, status);
@@ -220,6 +256,24 @@ static void end_part(void *context)
 	kvs_peer_job_done(peer);
 }
 
+static void add_unit(struct commit_job *job, const struct kvs_segment_view *view, uint32_t layer)
+{
+	const struct kvs_unit *unit = &view->units[layer];
+	struct unit_check check = {.memory = kvs_unit_memory(job->peer->server->engine, unit),
+	    .bytes = unit->bytes,
+	    .segment = view->id,
+	    .layer = layer,
+	    .checksum = view->checksums[layer]};
+
+	if (!view->sums || !view->sums[layer].known) {
+		job->units[job->unit_count++] = check;
+		job->bytes += unit->bytes;
+		return;
+	}
+	job->summed_bytes += unit->bytes;
+	if (view->sums[layer].crc != check.checksum) job->differs = check;
+}
+
 /* What to read, taken down now: the pool's threads do not ask the engine. */
 static enum kv_status list_units(struct commit_job *job)
 {
@@ -235,15 +289,8 @@ static enum kv_status list_units(struct commit_job *job)
 			    server->allocator, (size_t)segments * view.layers, sizeof *job->units);
 			if (!job->units) return KV_NO_MEMORY;
 		}
-		for (uint32_t layer = 0; layer < view.layers; layer++) {
-			job->units[job->unit_count++] =
-			    (struct unit_check){.memory = kvs_unit_memory(server->engine, &view.units[layer]),
-			        .bytes = view.units[layer].bytes,
-			        .segment = view.id,
-			        .layer = layer,
-			        .checksum = view.checksums[layer]};
-			job->bytes += view.units[layer].bytes;
-		}
+		for (uint32_t layer = 0; layer < view.layers; layer++)
+			add_unit(job, &view, layer);
 	}
 	return KV_OK;
 }

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
+#include "common/base/crc32c.h"
 #include "common/base/random.h"
 #include "common/transport/transport_map.h"
 #include "tests/fault/hostile_peer.h"
@@ -389,11 +390,87 @@ static void test_visitors(void **state)
 		hostile_close(&visitors[i]);
 }
 
+static enum kv_status put_layer(struct hostile_peer *peer, uint64_t segment, uint32_t layer)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__PutRequest put = KV__PUT_REQUEST__INIT;
+	Kv__Response *response;
+	enum kv_status status;
+
+	put.segment_id = segment;
+	put.layer = layer;
+	put.bytes = test_unit_bytes(0, CUT_ONE, KVW_CLUSTERED, layer);
+	request.body_case = KV__REQUEST__BODY_PUT;
+	request.put = &put;
+	response = hostile_call(peer, &request, -1);
+	assert_non_null(response);
+	status = kv_status_from_wire(response->status);
+	kv_codec_response_free(kv_heap(), response);
+	return status;
+}
+
+static enum kv_status commit_one(
+    struct hostile_peer *peer, uint64_t sequence, uint64_t segment, uint32_t sums[3])
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__CommitRequest commit = KV__COMMIT_REQUEST__INIT;
+	Kv__Response *response;
+	enum kv_status status;
+
+	commit.sequence = sequence;
+	commit.segment_ids = &segment;
+	commit.n_segment_ids = 1;
+	commit.checksums = sums;
+	commit.n_checksums = 3;
+	request.body_case = KV__REQUEST__BODY_COMMIT;
+	request.commit = &commit;
+	response = hostile_call(peer, &request, -1);
+	assert_non_null(response);
+	status = kv_status_from_wire(response->status);
+	kv_codec_response_free(kv_heap(), response);
+	return status;
+}
+
+/* What was copied last is what counts, whatever was there when it was copied before. */
+static void test_false_sums(void **state)
+{
+	struct hostile_peer peer;
+	uint64_t sequence, segment;
+	uint32_t status, sums[3];
+
+	(void)state;
+	assert_true(hostile_connect(&peer, fixture.socket));
+	assert_int_equal(hostile_hello(&peer, -1, 0), KV_OK);
+	sequence = hostile_open(&peer, 1, &status);
+	for (int round = 0; round < 4; round++) {
+		/* 0: a sum that never was. 1: of a unit that was written over. 2: of one that was never
+		 * copied. 3: all are right. */
+		segment = hostile_reserve(&peer, sequence);
+		for (uint32_t layer = 0; layer < 3; layer++) {
+			uint64_t bytes = test_unit_bytes(0, CUT_ONE, KVW_CLUSTERED, layer);
+
+			memset(peer.memory, 16 * round + (int)layer + 1, bytes);
+			sums[layer] = kv_crc32c(0, peer.memory, bytes);
+			if (round != 2 || layer != 1) assert_int_equal(put_layer(&peer, segment, layer), KV_OK);
+			if (round != 1 || layer != 2) continue;
+			peer.memory[bytes / 2] ^= 1;
+			assert_int_equal(put_layer(&peer, segment, layer), KV_OK);
+		}
+		if (round == 0) sums[0] ^= 1;
+		assert_int_equal(
+		    commit_one(&peer, sequence, segment, sums), round < 3 ? KV_CORRUPT : KV_OK);
+		assert_true(store_fixture_wait_stat(
+		    &fixture, "checksum_mismatches_total", round < 3 ? round + 1 : 3, 0));
+	}
+	hostile_close(&peer);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(test_nonsense, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_visitors, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_false_sums, set_up, tear_down),
 	};
 
 	signal(SIGPIPE, SIG_IGN);

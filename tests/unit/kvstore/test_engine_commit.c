@@ -54,6 +54,41 @@ static void test_put_target(void **state)
 	store_stop(&store);
 }
 
+/* What the store summed of a unit stands until the unit is written again. */
+static void test_sums(void **state)
+{
+	struct kvs_segment_view view;
+	struct store store;
+	uint32_t peer = start(&store);
+	uint64_t id, sequence;
+	uint8_t *memory = NULL;
+
+	(void)state;
+	sequence = store_open(&store, peer, "s", tokens, 40, NULL, 0).sequence;
+	id = store_reserve(&store, peer, sequence, 0, 16, KVW_CLUSTERED, KVW_EXACT);
+	assert_ok(kvs_segment_find(store.engine, id, &view));
+	assert_null(view.sums);
+	kvs_unit_summed(store.engine, id, 2, 7); /* no such layer */
+	kvs_unit_summed(store.engine, id + 1, 0, 7);
+	assert_ok(kvs_segment_find(store.engine, id, &view));
+	assert_null(view.sums);
+	kvs_unit_summed(store.engine, id, 1, 7);
+	assert_ok(kvs_segment_find(store.engine, id, &view));
+	assert_false(view.sums[0].known);
+	assert_true(view.sums[1].known);
+	assert_int_equal(view.sums[1].crc, 7);
+	assert_ok(kvs_put_target(store.engine, peer, id, 1, view.units[1].bytes, &memory));
+	assert_false(view.sums[1].known);
+	kvs_unit_summed(store.engine, id, 0, 9);
+	assert_ok(store_commit(&store, peer, sequence, &id, 1, NULL, 0, NULL, 0));
+	assert_ok(kvs_segment_find(store.engine, id, &view));
+	assert_null(view.sums);
+	/* One that is never committed leaves nothing. */
+	id = store_reserve(&store, peer, sequence, 16, 8, KVW_CLUSTERED, KVW_EXACT);
+	kvs_unit_summed(store.engine, id, 0, 9);
+	store_stop(&store);
+}
+
 static void test_rules_of_a_commit(void **state)
 {
 	struct store store;
@@ -362,6 +397,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_put_target),
+	    cmocka_unit_test(test_sums),
 	    cmocka_unit_test(test_rules_of_a_commit),
 	    cmocka_unit_test(test_checksums),
 	    cmocka_unit_test(test_corrupt),
