@@ -230,7 +230,7 @@ static enum kv_status encoder_init(struct encoder *self, const char *text, size_
 {
 	/* An id takes at least one byte of clean text, and a bad byte becomes three of them. */
 	size_t most = length;
-	if (!gw_utf8_valid(text, length)) {
+	if (self->tokenizer->cuts_characters || !gw_utf8_valid(text, length)) {
 		most = 3 * length;
 		self->clean = kv_alloc(self->allocator, most);
 		self->shape = kv_alloc(self->allocator, most);

@@ -3,6 +3,7 @@
 
 #include "gpu-worker/text/byte_alphabet.h"
 #include "gpu-worker/text/tokenizer_internal.h"
+#include "gpu-worker/text/utf8.h"
 
 /* Far above any real vocabulary (262144 tokens, 514906 merges), far below what 32 bits hold. */
 enum { MAX_TOKENS = 1 << 23, MAX_MERGES = 1 << 23, MAX_TOKEN_BYTES = 1 << 16 };
@@ -288,6 +289,7 @@ static enum kv_status load_specials(struct gw_tokenizer *self)
 		special->length = self->symbols[id].length;
 		special->id = (int32_t)id;
 		special->user_defined = self->types[id] == GW_TOKEN_USER_DEFINED;
+		if (!gw_utf8_valid(special->text, special->length)) self->cuts_characters = 1;
 	}
 	qsort(self->specials, count, sizeof *self->specials, compare_specials);
 	uint32_t at = 0;

@@ -60,6 +60,7 @@ struct gw_tokenizer {
 	/* Special tokens by first byte, the longest first. */
 	struct gw_special *specials;
 	uint32_t special_count;
+	int cuts_characters; /* a special token is no valid UTF-8: it may end inside a character */
 	uint32_t special_first[257];
 
 	int32_t bos, eos;

@@ -123,6 +123,28 @@ static void test_invalid_utf8(void **state)
 	CHECK(fixture->smollm, "\xff<|im_end|>", GW_PARSE_SPECIAL, 0xef, 0xbf, 0xbd, SMALL_END);
 }
 
+/* A special token may be half a character: what is left of it is no valid text either. */
+static void test_half_characters(void **state)
+{
+	struct gw_text_slice tokens[SMALL_COUNT];
+	struct gw_vocabulary vocabulary;
+	struct gw_tokenizer *tokenizer;
+
+	(void)state;
+	small_vocabulary(&vocabulary);
+	memcpy(tokens, small_tokens(), sizeof tokens);
+	tokens[SMALL_TOOL].bytes = "\xa0";
+	tokens[SMALL_TOOL].length = 1;
+	vocabulary.tokens = tokens;
+	vocabulary.pre = "llama-bpe";
+	assert_int_equal(gw_tokenizer_create(kv_heap(), &vocabulary, &tokenizer), KV_OK);
+	CHECK(tokenizer, "1\xc4\xa0", GW_PARSE_USER_DEFINED, '1', 0xef, 0xbf, 0xbd, SMALL_TOOL);
+	CHECK(tokenizer, "\xe2\xa0\x80q", GW_PARSE_USER_DEFINED, 0xef, 0xbf, 0xbd, SMALL_TOOL, 0xef,
+	    0xbf, 0xbd, 'q');
+	CHECK(tokenizer, "1\xc4\xa0", GW_PARSE_NOTHING, '1', 0xc4, 0xa0);
+	gw_tokenizer_destroy(tokenizer);
+}
+
 static void test_bos(void **state)
 {
 	const struct fixture *fixture = *state;
@@ -430,6 +452,7 @@ int main(void)
 	    cmocka_unit_test(test_whole_words_before_merges),
 	    cmocka_unit_test(test_special),
 	    cmocka_unit_test(test_invalid_utf8),
+	    cmocka_unit_test(test_half_characters),
 	    cmocka_unit_test(test_bos),
 	    cmocka_unit_test(test_pieces),
 	    cmocka_unit_test(test_decode),
