@@ -20,8 +20,8 @@ struct daemon {
 	struct kvs_settings settings;
 };
 
-static const char *const fault_points[] = {
-    "store.hello", "store.reserve", "store.evict", "store.commit", NULL};
+static const char *const fault_points[] = {"store.hello", "store.reserve", "store.evict",
+    "store.commit", "disk.write", "disk.read", "disk.full", "disk.error", NULL};
 
 static void reload(struct daemon *daemon)
 {

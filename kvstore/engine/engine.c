@@ -83,6 +83,7 @@ enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kv
 		kv_list_init(&made->idle[queue]);
 	made->eviction = kvs_eviction_find(complete.eviction);
 	kv_list_init(&made->quarantined);
+	kv_list_init(&made->loading);
 	kvs_pool_init(
 	    &made->pool, allocator, &made->environment, complete.memory, complete.region_bytes);
 	status = KV_NO_MEMORY;
@@ -111,7 +112,7 @@ void kvs_engine_destroy(struct kvs_engine *engine)
 	struct kv_list *node;
 
 	if (!engine) return;
-	KV_CHECK(engine->commits_in_flight == 0);
+	KV_CHECK(engine->commits_in_flight == 0 && kv_list_empty(&engine->loading));
 	for (uint32_t slot = 0; slot < engine->options.max_peers; slot++)
 		kvs_peer_remove(engine, slot, 1);
 	while ((node = first_orphan(engine)) != NULL)

@@ -101,7 +101,8 @@ struct kvs_options {
 
 enum kv_status kvs_engine_create(struct kv_allocator *allocator, const struct kvs_options *options,
     const struct kvs_environment *environment, struct kvs_engine **engine);
-/* Ends every lease, gives every region back. No commit may be in flight. NULL is allowed. */
+/* Ends every lease, gives every region back. No commit or load may be in flight, nothing pinned.
+ * NULL is allowed. */
 void kvs_engine_destroy(struct kvs_engine *engine);
 
 uint64_t kvs_engine_generation(const struct kvs_engine *engine); /* random, not 0 */
@@ -311,8 +312,7 @@ enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t
 /* The reserved unit was read after it had been written: its sum stands until kvs_put_target is
  * asked for it again, so that a commit does not have to read it. Without memory for it, or where
  * there is no such reservation any more, nothing is kept. */
-void kvs_unit_summed(
-    struct kvs_engine *engine, uint64_t segment_id, uint32_t layer, uint32_t crc);
+void kvs_unit_summed(struct kvs_engine *engine, uint64_t segment_id, uint32_t layer, uint32_t crc);
 
 /* Give up reservations, or references to pieces. Ids that are neither are ignored (a repeated
  * call). A segment whose commit is in flight is KV_BUSY. */
@@ -377,6 +377,8 @@ struct kvs_saved {
 	const uint32_t *token_ids;    /* [tokens] */
 	const uint32_t *checksums;    /* [layers] */
 	const struct kvs_unit *units; /* [layers] */
+	const uint8_t *key,
+	    *parent_key; /* KVW_KEY_BYTES; parent_key NULL: none. Not looked at by restore. */
 };
 
 /* Show every committed exact segment that has checksums and so has each of its parents, a parent
@@ -397,6 +399,40 @@ enum kv_status kvs_restore_segment(
     struct kvs_engine *engine, const struct kvs_saved *saved, uint64_t *id);
 /* All has been restored: give regions that hold no segment back. Until then they stay. */
 void kvs_restore_end(struct kvs_engine *engine);
+
+/* ---- another tier below this one ---- */
+
+/* Keep a committed exact segment, and with it its parents, until it has been unpinned as often as
+ * it was pinned: it is counted as leased, and its memory may be read by any thread. KV_NOT_FOUND
+ * when it is no more, KV_INVALID for others. Unpinning does not count as a use. */
+enum kv_status kvs_segment_pin(struct kvs_engine *engine, uint64_t segment_id);
+void kvs_segment_unpin(struct kvs_engine *engine, uint64_t segment_id);
+/* All of a pinned segment. KV_INVALID when it has no checksums. */
+enum kv_status kvs_segment_saved(
+    const struct kvs_engine *engine, uint64_t segment_id, struct kvs_saved *saved);
+
+/* The key of a prompt's cut `index`, when `parent_key` is that of the cut before it (NULL for the
+ * first one), and what is stored under it (0: nothing). Of the request only prompt and cuts are
+ * looked at. */
+enum kv_status kvs_prompt_key(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_open_request *request, uint32_t index, const uint8_t *parent_key,
+    uint8_t key[KVW_KEY_BYTES], uint64_t *segment_id);
+
+/* What is stored under a key, 0: nothing. */
+uint64_t kvs_segment_of_key(const struct kvs_engine *engine, const uint8_t key[KVW_KEY_BYTES]);
+
+/* Reserve memory for a cut of the peer's prompt that is stored elsewhere, below `parent` (the id
+ * of the cut before it, which must be stored; 0 for the first one), by the rules of kvs_reserve.
+ * It belongs to nobody's sequence and outlives the peer; the caller fills its units, and finishes
+ * exactly once. The parent is pinned until then. `saved` shows it without checksums. */
+enum kv_status kvs_load_begin(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_open_request *request, uint32_t index, uint64_t parent, uint64_t *segment_id);
+void kvs_load_show(const struct kvs_engine *engine, uint64_t segment_id, struct kvs_saved *saved);
+/* KV_OK: the bytes are right by these checksums ([layers]), make it visible; nobody uses it yet.
+ * Returns the id under which it is stored, which is another one when somebody was faster. With any
+ * other status its memory is free again, and 0 is returned. */
+uint64_t kvs_load_finish(struct kvs_engine *engine, uint64_t segment_id, enum kv_status status,
+    const uint32_t *checksums);
 
 /* ---- statistics: gauges as of now, counters since creation ---- */
 

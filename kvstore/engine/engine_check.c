@@ -100,7 +100,7 @@ static enum kv_status check_segments(const struct kvs_engine *engine, struct tal
 			KV_TRY(check_tree(engine, segment));
 		} else if (segment->references || segment->listed || segment->child_count) {
 			return wrong(segment, "it is used before commit");
-		} else if (segment->state == KVS_RESERVED && !segment->sequence) {
+		} else if (segment->loading != (segment->state == KVS_RESERVED && !segment->sequence)) {
 			return wrong(segment, "nobody has reserved it");
 		}
 	}
@@ -198,7 +198,8 @@ static enum kv_status compare_uses(
 		const struct kvs_segment *segment = (const struct kvs_segment *)(uintptr_t)value;
 
 		(void)kv_hash_map_find(uses, &segment->id, &counted);
-		if (counted != segment->references) return wrong(segment, "its references are miscounted");
+		if (counted + segment->pins != segment->references)
+			return wrong(segment, "its references are miscounted");
 		(void)kv_hash_map_find(listings, &segment->id, &counted);
 		if (counted != segment->listed) return wrong(segment, "its list entries are miscounted");
 	}
@@ -250,6 +251,7 @@ static enum kv_status check_sequences(const struct kvs_engine *engine, struct ta
 	KV_TRY(differs("orphans", list_length(&engine->orphans), tally->orphans));
 	KV_TRY(differs("open sequences", tally->sequences - tally->orphans,
 	    kv_hash_map_count(engine->sequences_by_handle)));
+	reserved += list_length(&engine->loading);
 	return differs("reserved segments", reserved, engine->state_count[KVS_RESERVED]);
 }
 
@@ -282,8 +284,12 @@ static enum kv_status check_tenants(const struct kvs_engine *engine)
 
 static enum kv_status check_peers(const struct kvs_engine *engine)
 {
+	const struct kv_list *node;
 	uint64_t reserved_bytes = 0;
 	uint32_t sequences = 0;
+
+	KV_LIST_EACH(node, &engine->loading)
+	reserved_bytes += KV_CONTAINER_OF(node, const struct kvs_segment, place)->bytes;
 
 	for (uint32_t slot = 0; slot < engine->options.max_peers; slot++) {
 		const struct kvs_peer *peer = &engine->peers[slot];

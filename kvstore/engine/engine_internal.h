@@ -83,6 +83,7 @@ struct kvs_segment {
 	struct kvs_sequence *sequence;
 	struct kvs_commit *commit; /* in flight: the memory stays put */
 	uint64_t epoch;            /* of the peer that may write */
+	bool loading;              /* in the engine's list of loads, without a sequence */
 	bool abandoned;            /* free it when the commit in flight ends */
 	struct kvs_sum *sums;      /* [layers], NULL: none is known */
 
@@ -91,9 +92,10 @@ struct kvs_segment {
 	struct kvs_segment *parent; /* NULL: the root's child */
 	struct kv_list children, sibling;
 	uint32_t child_count;
-	uint32_t references; /* list entries and pieces of sequences that a peer holds */
-	uint32_t listed;     /* list entries of any sequence, orphans too */
-	bool own_only;       /* leaves the list when the peer loses the sequence */
+	uint32_t references; /* list entries and pieces of sequences that a peer holds, and pins */
+	uint32_t pins;
+	uint32_t listed; /* list entries of any sequence, orphans too */
+	bool own_only;   /* leaves the list when the peer loses the sequence */
 	uint64_t last_used, used_ms;
 	uint64_t rank; /* in its queue of idle ones */
 	uint8_t queue, found;
@@ -177,7 +179,7 @@ struct kvs_engine {
 	struct kvs_pool pool;
 	uint64_t generation;
 	uint64_t next_segment, next_sequence, next_epoch, use_clock;
-	struct kv_list models, roots, tenants, orphans, quarantined;
+	struct kv_list models, roots, tenants, orphans, quarantined, loading;
 	struct kv_list idle[KVS_IDLE_QUEUES];
 	const struct kvs_eviction_ops *eviction;
 	struct kvs_s3fifo s3fifo;
@@ -235,6 +237,14 @@ struct kvs_segment *kvs_segment_by_id(const struct kvs_engine *engine, uint64_t 
 void kvs_segment_show(const struct kvs_segment *segment, struct kvs_segment_view *view);
 /* Make room for `tokens` more token ids: evicts, drops orphans, else KV_LIMIT. Counts nothing. */
 enum kv_status kvs_token_room(struct kvs_engine *engine, uint64_t tokens);
+
+/* reserve.c */
+/* A segment in memory that nobody has yet, as kvs_reserve makes one. */
+enum kv_status kvs_reserve_load(struct kvs_engine *engine, struct kvs_root *root,
+    const struct kvs_new_segment *shape, struct kvs_segment **segment);
+
+/* restore.c */
+void kvs_saved_show(const struct kvs_segment *segment, struct kvs_saved *saved);
 
 /* segment_key.c */
 void kvs_layout_digest(const uint8_t model_id[KVW_MODEL_ID_BYTES],

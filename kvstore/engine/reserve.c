@@ -30,11 +30,10 @@ static bool fits_quota(const struct kvs_tenant *tenant, uint64_t held, uint64_t 
 
 /* What can be told without changing anything; at_quota: it is the quota that refuses. What nobody
  * uses counts as room, though a part of it may have children that are used and stay. */
-static enum kv_status check_request(const struct kvs_engine *engine,
-    const struct kvs_sequence *sequence, const struct kvs_new_segment *segments, uint32_t count,
-    uint64_t *bytes, bool *at_quota)
+static enum kv_status check_request(const struct kvs_engine *engine, const struct kvs_root *root,
+    const struct kvs_new_segment *segments, uint32_t count, uint64_t *bytes, bool *at_quota)
 {
-	const struct kvs_tenant *tenant = sequence->root->account;
+	const struct kvs_tenant *tenant = root->account;
 	const uint64_t held = engine->state_bytes[KVS_RESERVED] + engine->state_bytes[KVS_QUARANTINED] +
 	                      engine->referenced_bytes;
 	const uint64_t cached = tenant->state_bytes[KVS_COMMITTED] - tenant->referenced_bytes;
@@ -52,7 +51,7 @@ static enum kv_status check_request(const struct kvs_engine *engine,
 			return kv_fail(KV_INVALID, "segment %u has the unknown provenance %u", i,
 			    (unsigned)segment->provenance);
 		KV_TRY(kvw_segment_bytes(
-		    &sequence->root->model->layout, segment->kind, segment->start, segment->tokens, &part));
+		    &root->model->layout, segment->kind, segment->start, segment->tokens, &part));
 		if (!kv_add_u64(*bytes, part, bytes)) *bytes = UINT64_MAX;
 	}
 	/* Nothing is evicted for what cannot succeed. */
@@ -70,7 +69,7 @@ enum kv_status kvs_reserve_check(struct kvs_engine *engine, uint32_t peer, uint6
 	bool at_quota;
 
 	KV_TRY(kvs_sequence_require(engine, peer, sequence, &found));
-	KV_TRY(check_request(engine, found, segments, count, &asked, &at_quota));
+	KV_TRY(check_request(engine, found->root, segments, count, &asked, &at_quota));
 	*bytes = asked;
 	return KV_OK;
 }
@@ -78,8 +77,9 @@ enum kv_status kvs_reserve_check(struct kvs_engine *engine, uint32_t peer, uint6
 /* What one call of kvs_reserve works on. */
 struct reservation {
 	struct kvs_engine *engine;
-	struct kvs_sequence *sequence;
-	const char *owner; /* of the regions that it may use */
+	struct kvs_root *root;
+	struct kvs_sequence *sequence; /* NULL: of a load */
+	const char *owner;             /* of the regions that it may use */
 	uint64_t bytes;
 	struct kvs_tenant *at_quota; /* only its segments may go; NULL: anybody's */
 	bool may_grow;               /* false once the environment had no memory for a region */
@@ -121,11 +121,10 @@ static enum kv_status fill_units(struct reservation *reservation, struct kvs_seg
 	return KV_OK;
 }
 
-static enum kv_status reserve_one(
-    struct reservation *reservation, const struct kvs_new_segment *request)
+static enum kv_status make_segment(struct reservation *reservation,
+    const struct kvs_new_segment *request, struct kvs_segment **made)
 {
 	struct kvs_engine *engine = reservation->engine;
-	struct kvs_sequence *sequence = reservation->sequence;
 	struct kvs_segment *segment = NULL;
 	enum kv_status status;
 
@@ -134,12 +133,23 @@ static enum kv_status reserve_one(
 			return kv_fail(KV_LIMIT, "%u segments are held and in use, the limit is %u",
 			    engine->segment_count, engine->options.max_segments);
 	}
-	KV_TRY(kvs_segment_create(engine, sequence->root, request, &segment));
+	KV_TRY(kvs_segment_create(engine, reservation->root, request, &segment));
 	status = fill_units(reservation, segment);
 	if (status != KV_OK) {
 		kvs_segment_destroy(engine, segment);
 		return status;
 	}
+	*made = segment;
+	return KV_OK;
+}
+
+static enum kv_status reserve_one(
+    struct reservation *reservation, const struct kvs_new_segment *request)
+{
+	struct kvs_sequence *sequence = reservation->sequence;
+	struct kvs_segment *segment = NULL;
+
+	KV_TRY(make_segment(reservation, request, &segment));
 	segment->sequence = sequence;
 	segment->epoch = sequence->peer->epoch;
 	sequence->peer->reserved_bytes += segment->bytes;
@@ -151,7 +161,7 @@ static enum kv_status reserve_one(
 /* Make room below the tenant's quota out of what it has itself, or be refused as by the check. */
 static enum kv_status make_quota(struct reservation *reservation, bool *at_quota)
 {
-	struct kvs_tenant *tenant = reservation->sequence->root->account;
+	struct kvs_tenant *tenant = reservation->root->account;
 
 	while (!fits_quota(tenant, kvs_tenant_bytes(tenant), reservation->bytes)) {
 		reservation->at_quota = tenant;
@@ -174,10 +184,11 @@ enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t se
 	enum kv_status status;
 
 	KV_TRY(kvs_sequence_require(engine, peer, sequence, &reservation.sequence));
-	reservation.owner = kvs_region_owner(engine, reservation.sequence->root);
+	reservation.root = reservation.sequence->root;
+	reservation.owner = kvs_region_owner(engine, reservation.root);
 	engine->counters.reserves++;
 	KV_TRY_GOTO(status,
-	    check_request(engine, reservation.sequence, segments, count, &reservation.bytes, &at_quota),
+	    check_request(engine, reservation.root, segments, count, &reservation.bytes, &at_quota),
 	    refused);
 	KV_TRY_GOTO(status, make_quota(&reservation, &at_quota), refused);
 	for (uint32_t i = 0; i < count; i++)
@@ -195,10 +206,22 @@ undo:
 refused:
 	engine->counters.reserve_failures++;
 	if (at_quota) {
-		reservation.sequence->root->account->refusals++;
+		reservation.root->account->refusals++;
 		engine->counters.quota_refusals++;
 	}
 	return status;
+}
+
+enum kv_status kvs_reserve_load(struct kvs_engine *engine, struct kvs_root *root,
+    const struct kvs_new_segment *shape, struct kvs_segment **segment)
+{
+	struct reservation reservation = {
+	    .engine = engine, .root = root, .owner = kvs_region_owner(engine, root), .may_grow = true};
+	bool at_quota = false;
+
+	KV_TRY(check_request(engine, root, shape, 1, &reservation.bytes, &at_quota));
+	KV_TRY(make_quota(&reservation, &at_quota));
+	return make_segment(&reservation, shape, segment);
 }
 
 enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t segment_id,
@@ -210,7 +233,8 @@ enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t
 
 	KV_TRY(kvs_peer_require(engine, peer, &writer));
 	segment = kvs_segment_by_id(engine, segment_id);
-	if (!segment || segment->state != KVS_RESERVED || segment->sequence->peer != writer)
+	if (!segment || segment->state != KVS_RESERVED || !segment->sequence ||
+	    segment->sequence->peer != writer)
 		return kv_fail(
 		    KV_NOT_FOUND, "peer %u has no segment %" PRIu64 " reserved", peer, segment_id);
 	if (segment->commit)

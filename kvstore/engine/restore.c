@@ -30,7 +30,7 @@ static struct kvs_segment *next_of(
 	return NULL;
 }
 
-static void show_saved(const struct kvs_segment *segment, struct kvs_saved *saved)
+void kvs_saved_show(const struct kvs_segment *segment, struct kvs_saved *saved)
 {
 	const struct kvs_root *root = segment->root;
 
@@ -46,7 +46,9 @@ static void show_saved(const struct kvs_segment *segment, struct kvs_saved *save
 	    .kind = segment->kind,
 	    .token_ids = segment->token_ids,
 	    .checksums = segment->checksums,
-	    .units = segment->units};
+	    .units = segment->units,
+	    .key = segment->key,
+	    .parent_key = segment->parent ? segment->parent->key : NULL};
 }
 
 /* Down to the first child, else on to the next sibling, else up: no recursion, chains are long. */
@@ -58,7 +60,7 @@ static enum kv_status save_root(struct kvs_root *root, kvs_save_visit visit, voi
 		struct kvs_segment *following;
 		struct kvs_saved saved;
 
-		show_saved(segment, &saved);
+		kvs_saved_show(segment, &saved);
 		KV_TRY(visit(context, &saved));
 		following = next_of(root, segment, segment->children.next);
 		while (!following && segment) {

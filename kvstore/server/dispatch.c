@@ -88,6 +88,9 @@ void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 		peer->growing_bytes = answer.grow_bytes;
 		kvs_growth_start(peer->server);
 		return;
+	} else if (answer.loads) {
+		kvs_disk_load_waits(peer, request);
+		return;
 	} else if (!answer.later) {
 		kvs_peer_respond(peer, &answer.response, answer.regions);
 	}

@@ -99,7 +99,15 @@ bool kvs_growth_needed(struct kvs_server *server, uint64_t bytes)
 
 void kvs_growth_start(struct kvs_server *server)
 {
-	kv_timer_start(server->growth, NEXT_TURN_MS, 0);
+	if (server->growth) kv_timer_start(server->growth, NEXT_TURN_MS, 0);
+}
+
+/* For memory that is made, or for what the disk tier keeps for the moment of a copy. */
+static bool must_wait(struct kvs_server *server, const struct kvs_peer *peer)
+{
+	if (peer->growing_until_ms)
+		return kvs_disk_holds(server) && kv_now_ms() < peer->growing_until_ms;
+	return kvs_growth_needed(server, peer->growing_bytes);
 }
 
 /* Serve the reservations that have what they need, or will not get it. */
@@ -112,15 +120,16 @@ static void serve_waiting(struct kvs_server *server)
 	{
 		struct kvs_peer *peer = KV_CONTAINER_OF(node, struct kvs_peer, node);
 
-		if (peer->growing && !kvs_growth_needed(server, peer->growing_bytes)) kvs_peer_grown(peer);
+		if (peer->growing && !must_wait(server, peer)) kvs_peer_grown(peer);
 	}
+	kvs_disk_grown(server);
 }
 
 /* The largest wish of those that wait. */
 static uint64_t wished_bytes(const struct kvs_server *server)
 {
 	const struct kv_list *node;
-	uint64_t most = 0;
+	uint64_t most = kvs_disk_wished_bytes(server);
 
 	KV_LIST_EACH(node, &server->peers)
 	{
@@ -191,5 +200,6 @@ void kvs_growth_tick(struct kvs_server *server)
 
 	kvs_engine_statistics(server->engine, &now);
 	if (at_rest(server, &now) && !wished_bytes(server)) kvs_spares_free(server);
+	serve_waiting(server);
 	if (wants_more(server)) kvs_growth_start(server);
 }

@@ -217,6 +217,7 @@ static enum kv_status answer_commit(struct commit_job *job, const struct kvs_com
 		if (status == KV_OK && !set.pointers)
 			status = kvs_segment_set_create(&set, peer->server, result->count, view.layers);
 		if (status == KV_OK) kvs_segment_set_add(&set, &view);
+		if (status == KV_OK) kvs_disk_note(peer->server, &view);
 	}
 	if (status == KV_OK) {
 		committed.segments = set.pointers;

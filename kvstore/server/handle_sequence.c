@@ -2,6 +2,7 @@
 #include <string.h>
 
 #include "common/base/check.h"
+#include "common/base/clock.h"
 #include "kvstore/server/server_internal.h"
 
 static uint32_t layers_of(const struct kvs_segment_view *view)
@@ -45,10 +46,10 @@ static enum kv_status collect_pieces(
 	return KV_OK;
 }
 
-static enum kv_status open_with_cuts(struct kvs_peer *peer, const Kv__OpenRequest *message,
-    const struct kvs_cut *cuts, struct kvs_open_result *result)
+static void fill_open(
+    const Kv__OpenRequest *message, const struct kvs_cut *cuts, struct kvs_open_request *request)
 {
-	struct kvs_open_request request = {.sequence_id = message->sequence_id,
+	*request = (struct kvs_open_request){.sequence_id = message->sequence_id,
 	    .prompt = (const uint32_t *)(const void *)message->prompt.data,
 	    .prompt_tokens = (uint32_t)(message->prompt.len / sizeof(uint32_t)),
 	    .cuts = cuts,
@@ -56,9 +57,40 @@ static enum kv_status open_with_cuts(struct kvs_peer *peer, const Kv__OpenReques
 	    .parameters = message->parameters.data,
 	    .parameter_bytes = message->parameters.len};
 
-	if (message->policy_digest.len == sizeof request.policy_digest)
-		memcpy(request.policy_digest, message->policy_digest.data, sizeof request.policy_digest);
-	return kvs_sequence_open(peer->server->engine, peer->slot, &request, result);
+	if (message->policy_digest.len == sizeof request->policy_digest)
+		memcpy(request->policy_digest, message->policy_digest.data, sizeof request->policy_digest);
+}
+
+static enum kv_status read_cuts(const Kv__OpenRequest *message, struct kvs_cut *cuts)
+{
+	for (size_t i = 0; i < message->n_cuts; i++) {
+		if (message->cuts[i]->kind > KVW_PLAIN)
+			return kv_fail(KV_INVALID, "cut %zu is of unknown kind %u", i, message->cuts[i]->kind);
+		cuts[i].end = message->cuts[i]->end;
+		cuts[i].kind = (enum kvw_segment_kind)message->cuts[i]->kind;
+	}
+	return KV_OK;
+}
+
+/* *loads: it waits for the disk tier, and nothing was opened. */
+static enum kv_status open_with_cuts(struct kvs_peer *peer, const Kv__OpenRequest *message,
+    struct kvs_open_result *result, bool *loads)
+{
+	struct kv_allocator *allocator = peer->server->allocator;
+	struct kvs_cut *cuts = kv_alloc_array(allocator, message->n_cuts, sizeof *cuts);
+	struct kvs_open_request request;
+	enum kv_status status;
+
+	if (!cuts) return KV_NO_MEMORY;
+	status = read_cuts(message, cuts);
+	if (status == KV_OK) {
+		fill_open(message, cuts, &request);
+		*loads = !peer->loaded && kvs_disk_load_prompt(peer, &request, cuts);
+		if (*loads) return KV_OK;
+		status = kvs_sequence_open(peer->server->engine, peer->slot, &request, result);
+	}
+	kv_free(allocator, cuts);
+	return status;
 }
 
 enum kv_status kvs_handle_open(
@@ -67,22 +99,11 @@ enum kv_status kvs_handle_open(
 	const Kv__OpenRequest *message = request->open;
 	Kv__OpenResponse *open = &answer->body.open;
 	struct kvs_open_result opened;
-	struct kvs_cut *cuts;
-	enum kv_status status = KV_OK;
+	enum kv_status status;
 
 	KV_TRY(kvs_check_draining(peer->server));
-	cuts = kv_alloc_array(peer->server->allocator, message->n_cuts, sizeof *cuts);
-	if (!cuts) return KV_NO_MEMORY;
-	for (size_t i = 0; i < message->n_cuts && status == KV_OK; i++) {
-		if (message->cuts[i]->kind > KVW_PLAIN)
-			status =
-			    kv_fail(KV_INVALID, "cut %zu is of unknown kind %u", i, message->cuts[i]->kind);
-		cuts[i].end = message->cuts[i]->end;
-		cuts[i].kind = (enum kvw_segment_kind)message->cuts[i]->kind;
-	}
-	if (status == KV_OK) status = open_with_cuts(peer, message, cuts, &opened);
-	kv_free(peer->server->allocator, cuts);
-	if (status != KV_OK) return status;
+	KV_TRY(open_with_cuts(peer, message, &opened, &answer->loads));
+	if (answer->loads) return KV_OK;
 	status = collect_list(peer, opened.sequence, 0, opened.shared, &answer->segments);
 	if (status == KV_OK) status = collect_pieces(peer, &opened, answer);
 	if (status != KV_OK) {
@@ -190,6 +211,17 @@ static uint64_t bytes_to_grow(struct kvs_peer *peer, const Kv__ReserveRequest *m
 	return kvs_growth_needed(peer->server, bytes) ? bytes : 0;
 }
 
+/* At the limit the disk tier may have in use what would have gone otherwise, for the moment of a
+ * copy: that is waited for. */
+static bool waits_for_disk(struct kvs_peer *peer, enum kv_status status, struct kvs_answer *answer)
+{
+	if (status != KV_LIMIT || peer->grown || peer->growing || !kvs_disk_holds(peer->server))
+		return false;
+	answer->grow_bytes = 1;
+	peer->growing_until_ms = kv_now_ms() + KVS_DISK_HOLDS_MS;
+	return true;
+}
+
 static enum kv_status collect_ids(
     struct kvs_peer *peer, const uint64_t *ids, uint32_t count, struct kvs_segment_set *set)
 {
@@ -221,9 +253,11 @@ enum kv_status kvs_handle_reserve(
 	segments = (struct kvs_new_segment *)(void *)(ids + count);
 	KV_TRY_GOTO(status, read_new_segments(message, segments), out);
 	answer->grow_bytes = bytes_to_grow(peer, message, segments, count);
+	if (answer->grow_bytes) peer->growing_until_ms = 0;
 	if (answer->grow_bytes) goto out;
-	KV_TRY_GOTO(
-	    status, kvs_reserve(engine, peer->slot, message->sequence, segments, count, ids), out);
+	status = kvs_reserve(engine, peer->slot, message->sequence, segments, count, ids);
+	if (waits_for_disk(peer, status, answer)) status = KV_OK;
+	if (status != KV_OK || answer->grow_bytes) goto out;
 	status = collect_ids(peer, ids, count, &answer->segments);
 	if (status != KV_OK) {
 		kvs_release(engine, peer->slot, message->sequence, ids, count);

@@ -59,6 +59,18 @@
 	X(KVS_RESTORE_CORRUPT, "restore_dropped_segments", COUNTER, "reason=\"checksum\"", "", "Segments of the run before that were dropped.") \
 	X(KVS_RESTORE_OTHER, "restore_dropped_segments", COUNTER, "reason=\"other\"", "", "") \
 	X(KVS_RESTORE_REFUSED, "restore_refused", COUNTER, "", "", "Indices of the run before that were refused.") \
+	X(KVS_DISK_BYTES, "disk", GAUGE, "", "bytes", "Bytes of the disk tier's files.") \
+	X(KVS_DISK_LIMIT, "disk_limit", GAUGE, "", "bytes", "Most bytes that the disk tier's files may have.") \
+	X(KVS_DISK_SEGMENTS, "disk_segments", GAUGE, "", "", "Segments in files.") \
+	X(KVS_DISK_WRITES, "disk_writes", COUNTER, "", "", "Segments written to files.") \
+	X(KVS_DISK_WRITTEN, "disk_written", COUNTER, "", "bytes", "Bytes written to files.") \
+	X(KVS_DISK_PROMOTED, "disk_promoted_segments", COUNTER, "", "", "Segments read from files into memory, because a prompt wanted them.") \
+	X(KVS_DISK_PROMOTED_TOKENS, "disk_promoted_tokens", COUNTER, "", "", "Tokens of these segments.") \
+	X(KVS_DISK_READ, "disk_read", COUNTER, "", "bytes", "Bytes read from files.") \
+	X(KVS_DISK_ERRORS, "disk_errors", COUNTER, "", "", "Failures of the disk tier, a full disk among them.") \
+	X(KVS_DISK_SET_ASIDE, "disk_set_aside", COUNTER, "", "", "Files that were not what they should be and were set aside.") \
+	X(KVS_DISK_EVICTIONS, "disk_evictions", COUNTER, "", "", "Files that went to make room for others.") \
+	X(KVS_DISK_NOT_WRITTEN, "disk_not_written", COUNTER, "", "", "Segments that got no file: evicted before their turn, too large, or too many waiting.") \
 	X(KVS_REFUSED_LIMIT, "connections_refused", COUNTER, "reason=\"limit\"", "", "Connections refused by reason.") \
 	X(KVS_REFUSED_USER, "connections_refused", COUNTER, "reason=\"user\"", "", "") \
 	X(KVS_REFUSED_VERSION, "connections_refused", COUNTER, "reason=\"version\"", "", "") \

@@ -99,6 +99,7 @@ void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *w
 		    "connection closed name=%s pid=%d uid=%u reason=\"%s\"",
 		    peer->name[0] ? peer->name : "-", (int)peer->credentials.pid, peer->credentials.uid,
 		    why);
+	kvs_disk_forget(peer);
 	if (peer->slot_taken) end_lease(peer, reason, why);
 	kv_state_move(&peer->state, KVS_CLOSED, peer);
 	kv_watch_close(peer->watch);
@@ -438,17 +439,28 @@ void kvs_peer_job_done(struct kvs_peer *peer)
 		free_peer(peer);
 }
 
+static void serve_again(struct kvs_peer *peer, Kv__Request *request)
+{
+	peer->jobs++;
+	kvs_dispatch(peer, request);
+	peer->jobs--;
+	peer->grown = peer->loaded = false;
+	if (peer->state.state == KVS_CLOSED && !peer->jobs) free_peer(peer);
+}
+
 void kvs_peer_grown(struct kvs_peer *peer)
 {
 	Kv__Request *request = peer->growing;
 
 	peer->growing = NULL;
 	peer->grown = true;
-	peer->jobs++;
-	kvs_dispatch(peer, request);
-	peer->jobs--;
-	peer->grown = false;
-	if (peer->state.state == KVS_CLOSED && !peer->jobs) free_peer(peer);
+	serve_again(peer, request);
+}
+
+void kvs_peer_loaded(struct kvs_peer *peer, Kv__Request *request)
+{
+	peer->loaded = true;
+	serve_again(peer, request);
 }
 
 /* ---- accepting ---- */

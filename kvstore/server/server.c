@@ -2,6 +2,7 @@
 #include "kvstore/server/server.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -48,6 +49,7 @@ static void on_tick(void *context)
 	kvs_workers_tick(server, now);
 	kvs_stats_tick(server, now);
 	kvs_growth_tick(server);
+	kvs_disk_tick(server, now);
 }
 
 static void say_status(struct kvs_server *server)
@@ -57,6 +59,7 @@ static void say_status(struct kvs_server *server)
 	char limit[KV_PARSE_TEXT_SIZE];
 	double rate = kvs_stats_hit_rate(server, NULL, &kvs_hit_rates[0]);
 	uint64_t mib = (UINT64_C(1) << 20) - 1;
+	char disk[48] = "";
 
 	kvs_engine_statistics(server->engine, &statistics);
 	kv_format_size((statistics.leased_bytes + statistics.cached_bytes + statistics.reserved_bytes +
@@ -64,12 +67,14 @@ static void say_status(struct kvs_server *server)
 	                   ~mib,
 	    used);
 	kv_format_size(statistics.limit_bytes, limit);
+	if (kvs_disk_listed(server))
+		snprintf(disk, sizeof disk, ", reading disk index %u", kvs_disk_listed(server) - 1);
 	if (isnan(rate))
-		kv_sd_status(server->notify, "ready, %u workers, %s/%s, %s", statistics.peers, used, limit,
-		    server->transport->name);
+		kv_sd_status(server->notify, "ready, %u workers, %s/%s, %s%s", statistics.peers, used,
+		    limit, server->transport->name, disk);
 	else
-		kv_sd_status(server->notify, "ready, %u workers, %s/%s, %s, hit %.1f %%", statistics.peers,
-		    used, limit, server->transport->name, 100.0 * rate);
+		kv_sd_status(server->notify, "ready, %u workers, %s/%s, %s, hit %.1f %%%s",
+		    statistics.peers, used, limit, server->transport->name, 100.0 * rate, disk);
 }
 
 static void on_status(void *context)
@@ -164,6 +169,7 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	/* The socket first: a second store must be refused before it touches memory. */
 	KV_TRY_GOTO(status, kvs_listen(created), fail);
 	KV_TRY_GOTO(status, kvs_stats_listen(created), fail);
+	KV_TRY_GOTO(status, kvs_disk_start(created), fail);
 	KV_TRY_GOTO(status, kvs_control_page_start(created), fail);
 	KV_TRY_GOTO(status, kvs_arena_start(created), fail);
 	KV_TRY_GOTO(status, start_engine(created), fail);
@@ -194,9 +200,12 @@ void kvs_server_destroy(struct kvs_server *server)
 	kv_timer_close(server->tick);
 	kv_timer_close(server->status);
 	kv_timer_close(server->growth);
+	server->growth = NULL;
 	kvs_control_page_end(server);
 	kvs_peers_close_all(server);
+	kvs_disk_flush(server);
 	wait_for_jobs(server);
+	kvs_disk_stop(server);
 	kvs_mourning_stop(server);
 	kvs_workers_stop(server);
 	if (server->running) kvs_warm_keep(server);

@@ -40,7 +40,8 @@ enum {
 	KVS_MAX_TOKENS = 64 << 20,    /* token ids kept */
 	KVS_INDEX_MAX_KEPT = 65536,   /* segments, as many as the engine holds */
 	KVS_MAX_MOURNED = 1024,
-	KVS_NEWS_REGIONS = 200, /* one message tells of */
+	KVS_DISK_HOLDS_MS = 2500, /* a reservation waits for what the disk tier keeps */
+	KVS_NEWS_REGIONS = 200,   /* one message tells of */
 	KVS_WORKER_NAME = 48,
 	KVS_COUNTER_NAME = 64,
 	KVS_MAX_WORKERS_KEPT = 512,
@@ -136,7 +137,10 @@ struct kvs_peer {
 	Kv__Request *waiting; /* a request that waits for the copies; reading has stopped */
 	Kv__Request *growing; /* a reservation that waits for memory; reading goes on */
 	uint64_t growing_bytes;
-	bool grown; /* it is being served now: it waits no more */
+	bool grown;                /* it is being served now: it waits no more */
+	uint64_t growing_until_ms; /* for memory that the disk tier keeps for a moment */
+	struct kvs_load *load;     /* a prompt that waits for segments from files */
+	bool loaded;               /* it is being served now */
 };
 
 /* Processes whose connection is gone and whose death would free what is quarantined of them. */
@@ -150,6 +154,8 @@ struct kvs_mourned {
 };
 
 struct kvs_stats_socket;
+struct kvs_disk;
+struct kvs_load;
 
 struct kvs_server {
 	struct kv_allocator *allocator;
@@ -199,6 +205,7 @@ struct kvs_server {
 	struct kvs_figures departed; /* of workers that are forgotten */
 	bool draining;               /* no new worker and no new sequence comes in */
 
+	struct kvs_disk *disk; /* NULL: none */
 	struct kvs_stats_socket *stats;
 	struct kv_timer *tick, *status;
 	uint64_t ticked_ms;
@@ -244,6 +251,33 @@ void kvs_warm_start(struct kvs_server *server);
 /* Hand the arena to the service manager: nobody writes any more, and the engine is still there. */
 void kvs_warm_keep(struct kvs_server *server);
 
+/* ---- disk_tier.c, disk_write.c, disk_load.c: segments in files; nothing where there is none ----
+ */
+
+enum kv_status kvs_disk_start(struct kvs_server *server);
+void kvs_disk_tick(struct kvs_server *server, uint64_t now);
+/* The peers are closed: write what waits, for some seconds, and begin nothing more. */
+void kvs_disk_flush(struct kvs_server *server);
+/* No job runs any more. */
+void kvs_disk_stop(struct kvs_server *server);
+/* It is stored now: it gets a file. */
+void kvs_disk_note(struct kvs_server *server, const struct kvs_segment_view *view);
+/* True: cuts of this prompt come from files; the request waits, and with it the cuts, which are
+ * taken over. Give it to kvs_disk_load_waits before the next turn of the loop. */
+bool kvs_disk_load_prompt(
+    struct kvs_peer *peer, const struct kvs_open_request *open, struct kvs_cut *cuts);
+void kvs_disk_load_waits(struct kvs_peer *peer, Kv__Request *request);
+/* The peer is closed: its request waits no more. */
+void kvs_disk_forget(struct kvs_peer *peer);
+/* Some memory stays for the moment of a copy, and will be free. */
+bool kvs_disk_holds(const struct kvs_server *server);
+/* Memory that loads wait for, and that there is some. */
+uint64_t kvs_disk_wished_bytes(const struct kvs_server *server);
+void kvs_disk_grown(struct kvs_server *server);
+/* While the index is being read: files so far, and one more; else 0. */
+uint32_t kvs_disk_listed(const struct kvs_server *server);
+void kvs_disk_refresh(struct kvs_server *server);
+
 /* ---- tenant.c ---- */
 
 /* Count a connection of this user in. KV_REFUSED: it is not allowed; KV_LIMIT. */
@@ -281,6 +315,8 @@ void kvs_peer_job_begin(struct kvs_peer *peer);
 void kvs_peer_job_done(struct kvs_peer *peer);
 /* There is memory for the reservation that waits, or there will be none. */
 void kvs_peer_grown(struct kvs_peer *peer);
+/* The same of a prompt that waited for the disk tier. */
+void kvs_peer_loaded(struct kvs_peer *peer, Kv__Request *request);
 /* Stop reading, send what is queued, close. */
 void kvs_peer_finish(struct kvs_peer *peer);
 
@@ -328,6 +364,7 @@ struct kvs_answer {
 	bool regions;        /* names segments: tell of new regions */
 	bool later;          /* a job answers */
 	uint64_t grow_bytes; /* the request waits for so much memory and is served again */
+	bool loads;          /* it waits for the disk tier and is served again */
 	bool close_after;
 };
 

@@ -13,6 +13,7 @@
 
 #define DEFAULT_MEMORY (UINT64_C(4) << 30)
 #define LEAST_MEMORY   (UINT64_C(1) << 20)
+#define LEAST_DISK     (UINT64_C(1) << 20)
 
 static const char *const transport_words[] = {"auto", "ucx", "map", NULL};
 static const char *const verify_words[] = {"off", "commit", "fetch", NULL};
@@ -131,6 +132,26 @@ static const struct kv_option options[] = {
         .default_text = "yes",
         .help = "Hand the arena to the service manager at the end and take it from there at the "
                 "start: with transport map, where the manager keeps descriptors."},
+    {.name = "disk",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(disk),
+        .unit = "PATH",
+        .group = "Disk",
+        .help = "Folder for segments as files, which are found again after they were evicted from "
+                "memory, and after a restart. It is made when it is not there, and belongs to this "
+                "store alone. Empty for none."},
+    {.name = "disk-size",
+        .kind = KV_OPTION_SIZE,
+        .offset = FIELD(disk_size),
+        .help = "The most that these files may take together; the longest unused goes first."},
+    {.name = "disk-wait",
+        .kind = KV_OPTION_DURATION,
+        .offset = FIELD(disk_wait_ms),
+        .default_text = "2s",
+        .help = "How long a prompt waits for its segments from files; then the rest of it is "
+                "computed.",
+        .minimum = 1,
+        .maximum = 60000},
     {.name = "isolation",
         .kind = KV_OPTION_BOOL,
         .offset = FIELD(isolation),
@@ -229,6 +250,12 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	if (settings->memory && settings->memory < LEAST_MEMORY)
 		return kv_fail(KV_INVALID, "memory is %llu bytes: at least 1MiB is of use",
 		    (unsigned long long)settings->memory);
+	if (settings->disk && *settings->disk && settings->disk_size < LEAST_DISK)
+		return kv_fail(KV_INVALID,
+		    "disk is given with a disk-size of %llu bytes: at least 1MiB is of use",
+		    (unsigned long long)settings->disk_size);
+	if (settings->disk_size && !(settings->disk && *settings->disk))
+		return kv_fail(KV_INVALID, "disk-size is given without disk: name a folder");
 	if (settings->high_watermark && settings->low_watermark > settings->high_watermark)
 		return kv_fail(KV_INVALID, "low-watermark is %u and high-watermark %u: it must be less",
 		    settings->low_watermark, settings->high_watermark);

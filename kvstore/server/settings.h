@@ -20,8 +20,8 @@ struct kvs_settings {
 	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
 	int transport;   /* enum kvs_transport_choice */
 	int verify;      /* enum kvs_verify */
-	const char *tenants, *tenant_quota; /* as kvs_quotas_parse takes them */
-	int eviction;                       /* enum kvs_eviction */
+	const char *tenants, *tenant_quota;        /* as kvs_quotas_parse takes them */
+	int eviction;                              /* enum kvs_eviction */
 	uint32_t high_watermark, low_watermark;    /* percent of memory; high 0: none */
 	uint64_t evict_unused_ms, release_idle_ms; /* 0: never */
 	uint64_t lease_ms, heartbeat_ms, orphan_ms;
@@ -29,6 +29,8 @@ struct kvs_settings {
 	uint32_t max_sequences;
 	bool isolation;
 	bool warm_restart;
+	const char *disk; /* NULL or "": none */
+	uint64_t disk_size, disk_wait_ms;
 	const char *allow_uid;     /* NULL or "": only the store's own user */
 	uint32_t user_connections; /* 0: chosen */
 	uint64_t frame_memory;

@@ -93,6 +93,7 @@ void kvs_stats_refresh(struct kvs_server *server)
 	refresh_counters(server->metrics, &statistics);
 	take_off(server->metrics, server->counted_from);
 	kv_metrics_set(server->metrics, KVS_DRAINING, server->draining);
+	kvs_disk_refresh(server);
 	kv_metrics_set_real(
 	    server->metrics, KVS_UPTIME, (double)(kv_now_ms() - server->started_ms) / 1000.0);
 }
@@ -266,12 +267,18 @@ void kvs_stats_info(struct kvs_server *server, struct kv_text_buffer *text)
 	double rate = kvs_stats_hit_rate(server, NULL, &kvs_hit_rates[0]);
 
 	kvs_engine_statistics(server->engine, &s);
+	kvs_disk_refresh(server);
 	store_facts(server, put_info, text);
 	put_info(text, "state", server->draining ? "draining" : "ready", 0);
 	put_info(text, "uptime_seconds", NULL, (double)((kv_now_ms() - server->started_ms) / 1000));
 	put_info(text, "memory_limit_bytes", NULL, (double)s.limit_bytes);
 	put_info(text, "memory_used_bytes", NULL,
 	    (double)(s.leased_bytes + s.cached_bytes + s.reserved_bytes + s.quarantined_bytes));
+	if (server->disk) {
+		put_info(text, "disk_path", server->settings->disk, 0);
+		put_info(text, "disk_limit_bytes", NULL, (double)server->settings->disk_size);
+		put_info(text, "disk_bytes", NULL, (double)kv_metrics_get(server->metrics, KVS_DISK_BYTES));
+	}
 	put_info(text, "workers", NULL, s.peers - s.peers_lapsed);
 	put_info(text, "sequences", NULL, s.sequences_active);
 	put_info(text, "segments", NULL, s.segments_committed);

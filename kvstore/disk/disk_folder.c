@@ -1,0 +1,240 @@
+#include "kvstore/disk/disk_folder.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/base/crc32c.h"
+#include "common/base/parse.h"
+#include "common/runtime/fault_point.h"
+
+static const char lock_name[] = "lock";
+
+/* The pieces in which data is written: a test may stop the process between two. */
+enum { PIECE = 1 << 20 };
+
+static enum kv_status folder_failure(const char *what, const char *path)
+{
+	return kv_fail(
+	    KV_IO, "the folder of the disk tier cannot be %s: %s: %s", what, path, strerror(errno));
+}
+
+static enum kv_status check_owner(int descriptor, const char *path)
+{
+	struct stat facts;
+
+	if (fstat(descriptor, &facts) != 0) return folder_failure("looked at", path);
+	if (facts.st_uid != geteuid() || (facts.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+		return kv_fail(KV_REFUSED,
+		    "others may write to %s (owner %u, mode %04o): the disk tier wants a folder of its own "
+		    "user, mode 0700",
+		    path, (unsigned)facts.st_uid, (unsigned)(facts.st_mode & 07777));
+	return KV_OK;
+}
+
+static enum kv_status take_lock(struct kvs_disk_folder *folder, const char *path)
+{
+	folder->lock = openat(folder->descriptor, lock_name,
+	    O_RDWR | O_CREAT | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+	if (folder->lock < 0) return folder_failure("locked", path);
+	if (flock(folder->lock, LOCK_EX | LOCK_NB) == 0) return KV_OK;
+	if (errno != EWOULDBLOCK) return folder_failure("locked", path);
+	return kv_fail(
+	    KV_BUSY, "another kvstored has %s for its disk tier: give each a folder of its own", path);
+}
+
+enum kv_status kvs_disk_open(const char *path, struct kvs_disk_folder *folder)
+{
+	struct kvs_disk_folder opened = {.descriptor = -1, .lock = -1};
+	enum kv_status status;
+
+	if (mkdir(path, 0700) != 0 && errno != EEXIST) return folder_failure("made", path);
+	opened.descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	if (opened.descriptor < 0) return folder_failure("opened", path);
+	status = check_owner(opened.descriptor, path);
+	if (status == KV_OK) status = take_lock(&opened, path);
+	if (status != KV_OK) {
+		kvs_disk_close(&opened);
+		return status;
+	}
+	*folder = opened;
+	return KV_OK;
+}
+
+void kvs_disk_close(struct kvs_disk_folder *folder)
+{
+	if (folder->lock >= 0) close(folder->lock);
+	if (folder->descriptor >= 0) close(folder->descriptor);
+	folder->lock = folder->descriptor = -1;
+}
+
+static void name_with(const uint8_t *key, const char *ending, char name[KVS_DISK_NAME])
+{
+	kv_hex_encode(key, KVW_KEY_BYTES, name);
+	snprintf(name + 2 * KVW_KEY_BYTES, KVS_DISK_NAME - 2 * KVW_KEY_BYTES, "%s", ending);
+}
+
+void kvs_disk_name(const uint8_t key[KVW_KEY_BYTES], char name[KVS_DISK_NAME])
+{
+	name_with(key, ".segment", name);
+}
+
+static enum kv_status file_failure(const char *what, const char *name)
+{
+	enum kv_status status = KV_IO;
+
+	if (errno == ENOSPC || errno == EDQUOT) status = KV_LIMIT;
+	if (errno == EFBIG) status = KV_UNSUPPORTED;
+	if (errno == ENOENT) status = KV_NOT_FOUND;
+	return kv_fail(status, "%s cannot be %s: %s", name, what, strerror(errno));
+}
+
+/* ---- writing ---- */
+
+static enum kv_status write_all(
+    int descriptor, const char *name, const uint8_t *bytes, size_t size, size_t at)
+{
+	for (size_t done = 0; done < size;) {
+		const size_t piece = size - done < PIECE ? size - done : PIECE;
+		ssize_t written = pwrite(descriptor, bytes + done, piece, (off_t)(at + done));
+
+		if (written < 0 && errno == EINTR) continue;
+		if (written <= 0) return file_failure("written", name);
+		done += (size_t)written;
+		kv_fault_stop("disk.write");
+	}
+	return KV_OK;
+}
+
+static enum kv_status write_file(int descriptor, const char *name, const uint8_t *front,
+    size_t front_bytes, const uint8_t *data, size_t data_bytes)
+{
+	if (kv_fault_fires("disk.full")) {
+		errno = ENOSPC;
+		return file_failure("written", name);
+	}
+	KV_TRY(write_all(descriptor, name, front, front_bytes, 0));
+	return write_all(descriptor, name, data, data_bytes, front_bytes);
+}
+
+enum kv_status kvs_disk_write(const struct kvs_disk_folder *folder,
+    const uint8_t key[KVW_KEY_BYTES], const uint8_t *front, size_t front_bytes, const uint8_t *data,
+    size_t data_bytes)
+{
+	char name[KVS_DISK_NAME], part[KVS_DISK_NAME];
+	enum kv_status status;
+	int descriptor;
+
+	kvs_disk_name(key, name);
+	name_with(key, ".part", part);
+	descriptor = openat(folder->descriptor, part,
+	    O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, 0600);
+	if (descriptor < 0) return file_failure("made", part);
+	status = write_file(descriptor, part, front, front_bytes, data, data_bytes);
+	/* Some systems tell only now that there was no room. */
+	if (close(descriptor) != 0 && status == KV_OK) status = file_failure("closed", part);
+	if (status == KV_OK && renameat(folder->descriptor, part, folder->descriptor, name) != 0)
+		status = file_failure("renamed", part);
+	if (status != KV_OK) unlinkat(folder->descriptor, part, 0);
+	return status;
+}
+
+enum kv_status kvs_disk_remove(
+    const struct kvs_disk_folder *folder, const uint8_t key[KVW_KEY_BYTES])
+{
+	char name[KVS_DISK_NAME];
+
+	kvs_disk_name(key, name);
+	if (unlinkat(folder->descriptor, name, 0) == 0 || errno == ENOENT) return KV_OK;
+	return file_failure("removed", name);
+}
+
+enum kv_status kvs_disk_set_aside(const struct kvs_disk_folder *folder, const char *name, bool keep)
+{
+	char aside[KVS_DISK_NAME + 8];
+
+	snprintf(aside, sizeof aside, "%s.bad", name);
+	if (keep ? renameat(folder->descriptor, name, folder->descriptor, aside) == 0
+	         : unlinkat(folder->descriptor, name, 0) == 0)
+		return KV_OK;
+	return errno == ENOENT ? KV_OK : file_failure(keep ? "set aside" : "removed", name);
+}
+
+/* ---- reading ---- */
+
+static enum kv_status read_all(
+    int descriptor, const char *name, uint8_t *bytes, uint64_t size, uint64_t at)
+{
+	for (uint64_t done = 0; done < size;) {
+		ssize_t got = pread(descriptor, bytes + done, (size_t)(size - done), (off_t)(at + done));
+
+		if (got < 0 && errno == EINTR) continue;
+		if (got < 0) return file_failure("read", name);
+		if (got == 0) return kv_fail(KV_CORRUPT, "it ends early");
+		done += (uint64_t)got;
+	}
+	return KV_OK;
+}
+
+static enum kv_status read_front(int descriptor, const char *name, const struct kvs_disk_read *read,
+    struct kvs_disk_header *header)
+{
+	uint64_t front_bytes = 0, file_bytes = 0;
+	struct stat facts;
+
+	KV_TRY(kvs_disk_sizes(read->wanted, &front_bytes, &file_bytes));
+	if (fstat(descriptor, &facts) != 0) return file_failure("looked at", name);
+	if (!S_ISREG(facts.st_mode)) return kv_fail(KV_CORRUPT, "it is no regular file");
+	if ((uint64_t)facts.st_size != file_bytes)
+		return kv_fail(KV_CORRUPT, "it has %lld bytes, its segment makes it %llu",
+		    (long long)facts.st_size, (unsigned long long)file_bytes);
+	KV_TRY(read_all(descriptor, name, read->front, front_bytes, 0));
+	KV_TRY(kvs_disk_parse(read->front, (size_t)front_bytes, file_bytes, header));
+	return kvs_disk_match(
+	    read->front, (size_t)front_bytes, header, read->wanted, read->key, read->checksums);
+}
+
+static enum kv_status read_units(int descriptor, const char *name, const struct kvs_disk_read *read)
+{
+	struct kvs_disk_header header;
+	uint64_t at;
+
+	KV_TRY(read_front(descriptor, name, read, &header));
+	at = header.front_bytes;
+	for (uint32_t layer = 0; layer < read->wanted->layers; layer++) {
+		KV_TRY(read_all(descriptor, name, read->units[layer], read->unit_bytes[layer], at));
+		if (kv_crc32c(0, read->units[layer], (size_t)read->unit_bytes[layer]) !=
+		    read->checksums[layer])
+			return kv_fail(KV_CORRUPT, "layer %u is damaged: its checksum differs", layer);
+		at += read->unit_bytes[layer];
+	}
+	return KV_OK;
+}
+
+enum kv_status kvs_disk_load(const struct kvs_disk_folder *folder, const struct kvs_disk_read *read)
+{
+	char name[KVS_DISK_NAME];
+	enum kv_status status;
+	int descriptor;
+
+	kvs_disk_name(read->key, name);
+	kv_fault_stop("disk.read");
+	if (kv_fault_fires("disk.error")) {
+		errno = EIO;
+		return file_failure("read", name);
+	}
+	descriptor =
+	    openat(folder->descriptor, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	if (descriptor < 0)
+		return errno == ELOOP ? kv_fail(KV_CORRUPT, "it is a link") : file_failure("opened", name);
+	status = read_units(descriptor, name, read);
+	/* The order of use outlives a restart as the time of the file; that it may fail costs little.
+	 */
+	if (status == KV_OK) (void)futimens(descriptor, NULL);
+	close(descriptor);
+	return status;
+}

@@ -1,0 +1,183 @@
+#include "kvstore/disk/disk_index.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/base/check.h"
+#include "common/base/random.h"
+#include "common/collect/hash_map.h"
+#include "common/collect/list.h"
+
+struct entry {
+	struct kv_list node;
+	uint8_t key[KVW_KEY_BYTES];
+	uint64_t bytes, used;
+};
+
+struct kvs_disk_index {
+	struct kv_allocator *allocator;
+	struct kv_hash_map *entries;
+	struct kv_list order; /* the longest unused first */
+	uint64_t bytes;
+	uint32_t count, capacity;
+};
+
+static struct entry *entry_at(struct kv_list *node)
+{
+	return KV_CONTAINER_OF(node, struct entry, node);
+}
+
+static struct entry *find(const struct kvs_disk_index *index, const uint8_t *key)
+{
+	return (struct entry *)kv_hash_map_find_pointer(index->entries, key);
+}
+
+enum kv_status kvs_disk_index_create(
+    struct kv_allocator *allocator, uint32_t capacity, struct kvs_disk_index **index)
+{
+	struct kvs_disk_index *made = kv_alloc_zero(allocator, sizeof *made);
+	enum kv_status status;
+
+	if (!made) return KV_NO_MEMORY;
+	made->allocator = allocator;
+	made->capacity = capacity;
+	kv_list_init(&made->order);
+	status =
+	    kv_hash_map_create(allocator, capacity, KVW_KEY_BYTES, kv_random_entropy(), &made->entries);
+	if (status != KV_OK) {
+		kv_free(allocator, made);
+		return status;
+	}
+	*index = made;
+	return KV_OK;
+}
+
+static void drop(struct kvs_disk_index *index, struct entry *entry)
+{
+	kv_hash_map_remove(index->entries, entry->key, NULL);
+	kv_list_remove(&entry->node);
+	index->bytes -= entry->bytes;
+	index->count--;
+	kv_free(index->allocator, entry);
+}
+
+void kvs_disk_index_clear(struct kvs_disk_index *index)
+{
+	struct kv_list *node;
+
+	while ((node = kv_list_first(&index->order)))
+		drop(index, entry_at(node));
+}
+
+void kvs_disk_index_destroy(struct kvs_disk_index *index)
+{
+	if (!index) return;
+	kvs_disk_index_clear(index);
+	kv_hash_map_destroy(index->entries);
+	kv_free(index->allocator, index);
+}
+
+enum kv_status kvs_disk_index_add(
+    struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES], uint64_t bytes, uint64_t used)
+{
+	struct entry *entry;
+	enum kv_status status;
+
+	if (find(index, key)) return kv_fail(KV_EXISTS, "the segment has a file already");
+	if (kvs_disk_index_full(index))
+		return kv_fail(KV_LIMIT, "%u files are held, that is the limit", index->count);
+	entry = kv_alloc_zero(index->allocator, sizeof *entry);
+	if (!entry) return KV_NO_MEMORY;
+	memcpy(entry->key, key, sizeof entry->key);
+	entry->bytes = bytes;
+	entry->used = used;
+	status = kv_hash_map_insert(index->entries, entry->key, kv_hash_pointer(entry));
+	if (status != KV_OK) {
+		kv_free(index->allocator, entry);
+		return status;
+	}
+	kv_list_push_back(&index->order, &entry->node);
+	index->bytes += bytes;
+	index->count++;
+	return KV_OK;
+}
+
+bool kvs_disk_index_has(const struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES])
+{
+	return find(index, key) != NULL;
+}
+
+uint64_t kvs_disk_index_bytes_of(
+    const struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES])
+{
+	const struct entry *entry = find(index, key);
+
+	return entry ? entry->bytes : 0;
+}
+
+void kvs_disk_index_touch(struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES])
+{
+	struct entry *entry = find(index, key);
+
+	if (entry) kv_list_move_back(&index->order, &entry->node);
+}
+
+bool kvs_disk_index_remove(struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES])
+{
+	struct entry *entry = find(index, key);
+
+	if (entry) drop(index, entry);
+	return entry != NULL;
+}
+
+bool kvs_disk_index_take_oldest(struct kvs_disk_index *index, uint8_t key[KVW_KEY_BYTES])
+{
+	struct kv_list *node = kv_list_first(&index->order);
+
+	if (!node) return false;
+	memcpy(key, entry_at(node)->key, KVW_KEY_BYTES);
+	drop(index, entry_at(node));
+	return true;
+}
+
+static int by_use(const void *left, const void *right)
+{
+	const struct entry *const *a = left, *const *b = right;
+
+	if ((*a)->used != (*b)->used) return (*a)->used < (*b)->used ? -1 : 1;
+	return memcmp((*a)->key, (*b)->key, KVW_KEY_BYTES);
+}
+
+enum kv_status kvs_disk_index_sort(struct kvs_disk_index *index)
+{
+	struct entry **all;
+	struct kv_list *node;
+	uint32_t count = 0;
+
+	if (!index->count) return KV_OK;
+	all = kv_alloc_array(index->allocator, index->count, sizeof(struct entry *));
+	if (!all) return KV_NO_MEMORY;
+	KV_LIST_EACH(node, &index->order)
+	all[count++] = entry_at(node);
+	KV_CHECK(count == index->count);
+	qsort(all, count, sizeof *all, by_use);
+	for (uint32_t i = 0; i < count; i++)
+		kv_list_move_back(&index->order, &all[i]->node);
+	kv_free(index->allocator, all);
+	return KV_OK;
+}
+
+uint64_t kvs_disk_index_bytes(const struct kvs_disk_index *index)
+{
+	return index->bytes;
+}
+
+uint32_t kvs_disk_index_count(const struct kvs_disk_index *index)
+{
+	return index->count;
+}
+
+bool kvs_disk_index_full(const struct kvs_disk_index *index)
+{
+	return index->count >= index->capacity;
+}

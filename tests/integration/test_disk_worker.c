@@ -1,0 +1,174 @@
+/* `gpu-worker serve` over the disk tier: a prompt whose key/values were evicted from memory, or
+ * whose store was killed, is found in files and answered with the same tokens; what is damaged
+ * there is computed again. */
+#include <dirent.h>
+#include <fcntl.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+#include "tests/lib/serve_fixture.h"
+#include "tests/lib/store_fixture.h"
+
+#define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
+
+enum { PATIENCE_MS = 20000, DATA_AT = 4096 + 100 };
+
+static struct store_fixture store;
+static struct serve_fixture worker;
+static char folder[160], disk_option[192];
+static const char *const store_options[] = {
+    "--transport=map", "--heartbeat=100ms", "--disk-size=64MiB", disk_option, NULL};
+
+static int init(void **state)
+{
+	const char *const options[] = {"--model", MODEL, "--store", store.address, "--transport", "map",
+	    "--policy", "clusterkv", "--budget", "48", "--sinks", "4", "--window", "32", "--fold", "32",
+	    "--segment", "64", "--cluster-tokens", "8", "--drain-timeout", "100ms", NULL};
+
+	(void)state;
+	memset(&worker, 0, sizeof worker);
+	if (!store_fixture_init(&store)) return -1;
+	snprintf(folder, sizeof folder, "%s/disk", store.directory);
+	snprintf(disk_option, sizeof disk_option, "--disk=%s", folder);
+	return store_fixture_start(&store, store_options) && serve_fixture_start(&worker, options, true)
+	           ? 0
+	           : -1;
+}
+
+/* Visit the segments' files; `flip`: change a byte of their units. All are removed without. */
+static unsigned files(bool flip)
+{
+	DIR *entries = opendir(folder);
+	const struct dirent *entry;
+	unsigned count = 0;
+
+	while (entries && (entry = readdir(entries))) {
+		char path[512];
+		uint8_t byte = 0;
+		int descriptor;
+
+		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+		if (entry->d_name[0] == '.') continue;
+		if (!flip) unlink(path);
+		if (!flip || !strstr(entry->d_name, ".segment")) continue;
+		descriptor = open(path, O_RDWR | O_CLOEXEC);
+		assert_int_equal(pread(descriptor, &byte, 1, DATA_AT), 1);
+		byte ^= 0x10;
+		assert_int_equal(pwrite(descriptor, &byte, 1, DATA_AT), 1);
+		close(descriptor);
+		count++;
+	}
+	if (entries) closedir(entries);
+	return count;
+}
+
+static int deinit(void **state)
+{
+	bool worked = serve_fixture_stop(&worker, false);
+	bool stopped = store_fixture_stop(&store);
+
+	(void)state;
+	files(false);
+	rmdir(folder);
+	return store_fixture_deinit(&store, !stopped) && stopped && worked ? 0 : -1;
+}
+
+/* The answer, which the caller frees; asked again while the worker has no store. */
+static char *answer(long *hit_tokens)
+{
+	static const char body[] =
+	    "{\"prompt\":\"you and the one that is in the box of a hat on the hill to be at sea you "
+	    "and the one that is in the box of a hat on the hill to be at sea you and the one that is "
+	    "in the box of a hat on the hill to be at sea\",\"temperature\":0,\"ignore_end\":true,"
+	    "\"max_tokens\":40}";
+	uint64_t deadline = store_fixture_now() + PATIENCE_MS;
+	struct serve_reply reply = {0};
+	const json_t *choice;
+	char *text;
+
+	for (;;) {
+		assert_true(serve_ask(&worker, "POST", "/v1/completions", body, &reply));
+		if (reply.code == 200 || store_fixture_now() > deadline) break;
+		serve_reply_deinit(&reply);
+		store_fixture_sleep(50);
+	}
+	assert_int_equal(reply.code, 200);
+	choice = json_array_get(json_object_get(reply.json, "choices"), 0);
+	text = strdup(json_string_value(json_object_get(choice, "text")));
+	*hit_tokens = (long)json_integer_value(
+	    json_object_get(json_object_get(reply.json, "clusterkv"), "prefix_hit_tokens"));
+	serve_reply_deinit(&reply);
+	assert_non_null(text);
+	return text;
+}
+
+/* Until nothing is in memory; files stay. */
+static void evict(void)
+{
+	char text[256];
+
+	assert_true(store_fixture_ask(&store, "evict", text, sizeof text));
+	assert_true(store_fixture_wait_stat(&store, "segments{state=\"committed\"}", 0, PATIENCE_MS));
+}
+
+static void the_answer_is_the_same(void **state)
+{
+	long cold, memory, disk, again, damaged;
+	char *first, *second, *third, *fourth, *fifth;
+	double promoted, files_then;
+
+	(void)state;
+	first = answer(&cold);
+	second = answer(&memory);
+	assert_int_equal(cold, 0);
+	assert_true(memory > 64);
+	files_then = store_fixture_stat(&store, "segments{state=\"committed\"}");
+	while (store_fixture_stat(&store, "disk_segments") < 2)
+		store_fixture_sleep(20);
+	evict();
+	third = answer(&disk);
+	promoted = store_fixture_stat(&store, "disk_promoted_segments_total");
+	printf("%.0f segments, hit tokens: memory %ld, disk %ld, promoted %.0f segments, %.0f tokens\n",
+	    files_then, memory, disk, promoted,
+	    store_fixture_stat(&store, "disk_promoted_tokens_total"));
+	assert_true(promoted > 0);
+	assert_int_equal(disk, memory);
+	assert_string_equal(third, second);
+	assert_string_equal(third, first);
+
+	store_fixture_kill(&store);
+	assert_true(store_fixture_start(&store, store_options));
+	fourth = answer(&again);
+	assert_int_equal(again, memory);
+	assert_string_equal(fourth, second);
+
+	store_fixture_kill(&store);
+	assert_true(files(true) > 0);
+	assert_true(store_fixture_start(&store, store_options));
+	fifth = answer(&damaged);
+	assert_int_equal(damaged, 0);
+	assert_int_equal((int)store_fixture_stat(&store, "disk_set_aside_total"), 1);
+	assert_string_equal(fifth, first);
+	free(first);
+	free(second);
+	free(third);
+	free(fourth);
+	free(fifth);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test_setup_teardown(the_answer_is_the_same, init, deinit),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}

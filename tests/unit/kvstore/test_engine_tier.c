@@ -1,0 +1,282 @@
+/* Segments on their way to and from another tier: pinned ones stay, loaded ones are found like any
+ * other, and whoever is refused has changed nothing. */
+#include "tests/unit/kvstore/engine_fixture.h"
+
+enum { PROMPT = 40, CUTS = 3 };
+
+static const uint32_t ends[CUTS] = {16, 32, PROMPT};
+static const uint32_t checksums[2] = {11, 12};
+
+/* A prompt as a request; the cuts live as long as the struct. */
+struct asked {
+	uint32_t prompt[PROMPT];
+	struct kvs_cut cuts[CUTS];
+	struct kvs_open_request request;
+	uint8_t keys[CUTS][KVW_KEY_BYTES];
+	uint64_t ids[CUTS];
+};
+
+static void ask(struct asked *asked, uint32_t first)
+{
+	memset(asked, 0, sizeof *asked);
+	numbers(asked->prompt, PROMPT, first);
+	for (uint32_t i = 0; i < CUTS; i++)
+		asked->cuts[i] = (struct kvs_cut){ends[i], i + 1 == CUTS ? KVW_PLAIN : KVW_CLUSTERED};
+	asked->request = (struct kvs_open_request){
+	    .prompt = asked->prompt, .prompt_tokens = PROMPT, .cuts = asked->cuts, .cut_count = CUTS};
+}
+
+/* Keys and ids of all cuts; how many are stored. */
+static uint32_t look(struct store *store, uint32_t peer, struct asked *asked)
+{
+	uint32_t stored = 0;
+
+	for (uint32_t i = 0; i < CUTS; i++) {
+		assert_ok(kvs_prompt_key(store->engine, peer, &asked->request, i,
+		    i ? asked->keys[i - 1] : NULL, asked->keys[i], &asked->ids[i]));
+		stored += asked->ids[i] != 0;
+	}
+	return stored;
+}
+
+static enum kv_status load_one(struct store *store, uint32_t peer, const struct asked *asked,
+    uint32_t index, enum kv_status verdict, uint64_t *id)
+{
+	struct kvs_saved saved;
+
+	KV_TRY(kvs_load_begin(
+	    store->engine, peer, &asked->request, index, index ? asked->ids[index - 1] : 0, id));
+	assert_sound(store);
+	kvs_load_show(store->engine, *id, &saved);
+	assert_int_equal(saved.tokens, ends[index] - (index ? ends[index - 1] : 0));
+	assert_memory_equal(saved.token_ids, asked->prompt + saved.start, 4 * saved.tokens);
+	for (uint32_t layer = 0; layer < saved.layers; layer++)
+		memset(kvs_unit_memory(store->engine, &saved.units[layer]), 7, saved.units[layer].bytes);
+	*id = kvs_load_finish(store->engine, *id, verdict, checksums);
+	assert_sound(store);
+	return KV_OK;
+}
+
+static void load_all(struct store *store, uint32_t peer, struct asked *asked)
+{
+	for (uint32_t i = 0; i < CUTS; i++) {
+		assert_ok(load_one(store, peer, asked, i, KV_OK, &asked->ids[i]));
+		assert_true(asked->ids[i] != 0);
+	}
+}
+
+static void test_loaded_is_found(void **state)
+{
+	struct kvs_open_result opened;
+	struct kvs_saved saved;
+	struct store store;
+	struct asked asked;
+	uint64_t again = 0;
+	uint32_t peer;
+
+	(void)state;
+	store_start(&store, NULL);
+	peer = store_peer(&store, "a");
+	ask(&asked, 100);
+	assert_int_equal(look(&store, peer, &asked), 0);
+	/* Bytes that are not right leave nothing. */
+	assert_ok(load_one(&store, peer, &asked, 0, KV_CORRUPT, &again));
+	assert_int_equal(again, 0);
+	assert_int_equal(store_statistics(&store).segments_committed, 0);
+	load_all(&store, peer, &asked);
+	assert_int_equal(look(&store, peer, &asked), CUTS);
+	assert_int_equal(kvs_segment_of_key(store.engine, asked.keys[1]), asked.ids[1]);
+	assert_ok(kvs_segment_saved(store.engine, asked.ids[1], &saved));
+	assert_memory_equal(saved.key, asked.keys[1], KVW_KEY_BYTES);
+	assert_memory_equal(saved.parent_key, asked.keys[0], KVW_KEY_BYTES);
+	assert_memory_equal(saved.checksums, checksums, sizeof checksums);
+	/* Twice is once. */
+	assert_ok(load_one(&store, peer, &asked, 1, KV_OK, &again));
+	assert_int_equal(again, asked.ids[1]);
+	assert_int_equal(store_statistics(&store).segments_committed, CUTS);
+	opened = store_open(&store, peer, NULL, asked.prompt, PROMPT, ends, CUTS);
+	assert_int_equal(opened.shared, CUTS);
+	assert_sound(&store);
+	/* Another tenant's prompt has other keys. */
+	peer = store_peer_of(&store, "b", "other", 1);
+	assert_int_equal(look(&store, peer, &asked), 0);
+	assert_fails(kvs_load_begin(store.engine, peer, &asked.request, 1, saved.id, &again),
+	    KV_INVALID, "does not follow");
+	store_stop(&store);
+}
+
+static void test_pins(void **state)
+{
+	struct store store;
+	struct asked asked;
+	uint32_t peer;
+
+	(void)state;
+	store_start(&store, NULL);
+	peer = store_peer(&store, "a");
+	ask(&asked, 100);
+	load_all(&store, peer, &asked);
+	assert_ok(kvs_segment_pin(store.engine, asked.ids[1]));
+	assert_ok(kvs_segment_pin(store.engine, asked.ids[1]));
+	assert_sound(&store);
+	assert_true(store_statistics(&store).leased_bytes > 0);
+	kvs_engine_evict(store.engine);
+	assert_false(store_has(&store, asked.ids[2]));
+	assert_true(store_has(&store, asked.ids[1]) && store_has(&store, asked.ids[0]));
+	kvs_segment_unpin(store.engine, asked.ids[1]);
+	kvs_engine_evict(store.engine);
+	assert_true(store_has(&store, asked.ids[1]));
+	kvs_segment_unpin(store.engine, asked.ids[1]);
+	assert_int_equal(store_statistics(&store).leased_bytes, 0);
+	kvs_segment_unpin(store.engine, asked.ids[1]);
+	assert_sound(&store);
+	kvs_engine_evict(store.engine);
+	assert_false(store_has(&store, asked.ids[0]));
+	assert_fails(kvs_segment_pin(store.engine, asked.ids[0]), KV_NOT_FOUND, "not stored");
+	store_stop(&store);
+}
+
+/* What is pinned and unpinned in the background is no younger for it. */
+static void test_unpinning_is_no_use(void **state)
+{
+	const struct kvs_evict_request one = {.bytes = 1};
+	struct asked old, young;
+	struct store store;
+	uint32_t peer;
+
+	(void)state;
+	store_start(&store, NULL);
+	peer = store_peer(&store, "a");
+	ask(&old, 100);
+	ask(&young, 900);
+	load_all(&store, peer, &old);
+	load_all(&store, peer, &young);
+	assert_ok(kvs_segment_pin(store.engine, old.ids[2]));
+	kvs_segment_unpin(store.engine, old.ids[2]);
+	kvs_engine_evict_some(store.engine, &one);
+	assert_false(store_has(&store, old.ids[2]));
+	assert_true(store_has(&store, young.ids[2]));
+	store_stop(&store);
+}
+
+/* A load is nobody's: no peer can write to it, and none takes it along when it goes. */
+static void test_a_load_outlives_its_peer(void **state)
+{
+	uint8_t *memory = NULL;
+	struct kvs_saved saved;
+	struct store store;
+	struct asked asked;
+	uint64_t id = 0;
+	uint32_t peer, other;
+
+	(void)state;
+	store_start(&store, NULL);
+	peer = store_peer(&store, "a");
+	other = store_peer(&store, "b");
+	ask(&asked, 100);
+	assert_ok(load_one(&store, peer, &asked, 0, KV_OK, &asked.ids[0]));
+	assert_ok(kvs_load_begin(store.engine, peer, &asked.request, 1, asked.ids[0], &id));
+	kvs_load_show(store.engine, id, &saved);
+	assert_fails(kvs_put_target(store.engine, peer, id, 0, saved.units[0].bytes, &memory),
+	    KV_NOT_FOUND, "reserved");
+	kvs_peer_remove(store.engine, peer, 1);
+	kvs_engine_evict(store.engine);
+	assert_sound(&store);
+	/* Its parent waits for it. */
+	assert_true(store_has(&store, asked.ids[0]));
+	assert_int_equal(store_statistics(&store).segments_reserved, 1);
+	asked.ids[1] = kvs_load_finish(store.engine, id, KV_OK, checksums);
+	assert_sound(&store);
+	assert_int_equal(look(&store, other, &asked), 2);
+	store_stop(&store);
+}
+
+static void test_no_room(void **state)
+{
+	static const struct kvs_tenant_quota quotas[] = {{"small", 4096}};
+	const struct kvs_options tight = {.memory = 16384,
+	    .region_bytes = 4096,
+	    .max_sequences = 8,
+	    .max_segments = 8,
+	    .max_peers = 4,
+	    .quotas = quotas,
+	    .quota_count = 1};
+	struct asked held, wanted;
+	struct store store;
+	uint64_t id = 77;
+	uint32_t peer, small, loaded = 0;
+
+	(void)state;
+	store_start(&store, &tight);
+	peer = store_peer(&store, "a");
+	ask(&held, 100);
+	for (; loaded < CUTS; loaded++) {
+		if (load_one(&store, peer, &held, loaded, KV_OK, &held.ids[loaded]) != KV_OK) break;
+		assert_ok(kvs_segment_pin(store.engine, held.ids[loaded]));
+	}
+	assert_true(loaded > 0);
+	ask(&wanted, 900);
+	while (loaded == CUTS && load_one(&store, peer, &wanted, 0, KV_OK, &id) == KV_OK) {
+		assert_ok(kvs_segment_pin(store.engine, id));
+		ask(&wanted, wanted.prompt[0] + 1000);
+	}
+	assert_sound(&store);
+	assert_int_equal(store_statistics(&store).reserve_failures, 0);
+	small = store_peer_of(&store, "s", "small", 1);
+	ask(&wanted, 5);
+	(void)load_one(&store, small, &wanted, 0, KV_OK, &id);
+	assert_sound(&store);
+	/* Everything that was pinned goes, whatever it was. */
+	for (uint64_t any = 1; any < 64; any++)
+		kvs_segment_unpin(store.engine, any);
+	assert_sound(&store);
+	store_stop(&store);
+}
+
+/* Each allocation fails once; then it works. */
+static void test_allocations(void **state)
+{
+	unsigned failures = 0;
+	struct store store;
+	struct asked asked;
+	uint32_t peer;
+
+	(void)state;
+	store_start(&store, NULL);
+	peer = store_peer(&store, "a");
+	ask(&asked, 100);
+	for (uint32_t i = 0; i < CUTS; i++) {
+		enum kv_status status = KV_NO_MEMORY;
+
+		for (uint64_t n = 1; status == KV_NO_MEMORY; n++) {
+			const uint64_t blocks = kv_allocator_stats(store.allocator).blocks;
+
+			kv_allocator_fail_at(store.allocator, n);
+			status = load_one(&store, peer, &asked, i, KV_OK, &asked.ids[i]);
+			kv_allocator_fail_at(store.allocator, 0);
+			if (status != KV_NO_MEMORY) break;
+			failures++;
+			assert_sound(&store);
+			/* A region that was made stays. */
+			assert_in_range(kv_allocator_stats(store.allocator).blocks, blocks, blocks + 2);
+		}
+		assert_ok(status);
+	}
+	assert_true(failures >= 3);
+	assert_int_equal(look(&store, peer, &asked), CUTS);
+	store_stop(&store);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(test_loaded_is_found),
+	    cmocka_unit_test(test_pins),
+	    cmocka_unit_test(test_unpinning_is_no_use),
+	    cmocka_unit_test(test_a_load_outlives_its_peer),
+	    cmocka_unit_test(test_no_room),
+	    cmocka_unit_test(test_allocations),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
