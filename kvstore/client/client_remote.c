@@ -186,11 +186,14 @@ out:
 static void tell_closed(struct kvc_sequence *sequence, bool keep)
 {
 	struct kvc_remote_store *store = kvc_remote_of(sequence->store);
+	struct kvc_remote_sequence *remote = remote_part(sequence);
 	Kv__Request message = KV__REQUEST__INIT;
 	Kv__CloseRequest request = KV__CLOSE_REQUEST__INIT;
 
-	if (keep && remote_part(sequence)->pusher)
-		kvc_pusher_flush(remote_part(sequence)->pusher, store->call_ms);
+	if (keep && remote->pusher) kvc_pusher_flush(remote->pusher, store->call_ms);
+	/* While the store takes its time, the thread must send nothing of a sequence that is closed. */
+	kvc_pusher_destroy(remote->pusher);
+	remote->pusher = NULL;
 	request.sequence = sequence->handle;
 	request.keep = keep;
 	message.body_case = KV__REQUEST__BODY_CLOSE;

@@ -298,6 +298,38 @@ static void test_stopped_worker(void **state)
 	assert_int_equal(WEXITSTATUS(status), 0);
 }
 
+/* What a closed sequence still had to tell is not told after its end, however slow the store is. */
+static void test_push_before_close(void **state)
+{
+	const char *arguments[] = {store_arguments()[0], "--lease=60s", NULL};
+	const int32_t decoded[] = {1, 2, 3};
+	struct kvc_options options = test_options(&fixture, "a");
+	struct kvc_sequence *sequence = NULL;
+	struct kvc_store *store = NULL;
+	pid_t waker;
+
+	(void)state;
+	assert_true(store_fixture_stop(&fixture) && store_fixture_start(&fixture, arguments));
+	options.call_ms = 30000;
+	assert_ok(kvc_open(&options, &store));
+	assert_ok(test_open(store, "told", 5, &sequence));
+	kill(fixture.pid, SIGSTOP);
+	assert_ok(kvc_push(sequence, decoded, 3, NULL, 0));
+	waker = fork();
+	assert_true(waker >= 0);
+	if (waker == 0) {
+		/* Longer than a push is held back. */
+		store_fixture_sleep(400);
+		kill(fixture.pid, SIGCONT);
+		_exit(0);
+	}
+	kvc_sequence_close(sequence, 0);
+	assert_int_equal(waitpid(waker, NULL, 0), waker);
+	kvc_close(store);
+	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"connected\"}", 0, 5000));
+	assert_true(store_fixture_wait_stat(&fixture, "requests_failed_total", 0, 0));
+}
+
 /* ---- the store's death ---- */
 
 static void await_connected(struct kvc_store *store, int wanted)
@@ -646,6 +678,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_keep_and_resume, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_killed_worker, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_stopped_worker, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_push_before_close, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_killed_store, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_stopped_store, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_no_store, set_up, tear_down),
