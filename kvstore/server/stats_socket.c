@@ -19,7 +19,7 @@
 #include "kvstore/server/stats_answer.h"
 
 enum {
-	MAX_READERS = 32,
+	MAX_READERS = 32, /* of the Unix socket, and as many over TCP */
 	MAX_LINE = 256,
 	MAX_ANSWER = 4 << 20,
 	SLOW_MS = 5000,    /* without taking a byte of its answer */
@@ -56,7 +56,7 @@ struct kvs_stats_socket {
 	int listener, http_listener;
 	struct kv_watch *watch, *http_watch;
 	struct kv_list readers;
-	uint32_t reader_count;
+	uint32_t reader_count[2]; /* of the Unix socket; over TCP: neither takes the other's places */
 	uint64_t listen_again_ms; /* 0: listening */
 	struct kv_log_limit log;  /* of what readers do wrong */
 };
@@ -70,7 +70,7 @@ static void drop(struct reader *reader, const char *why)
 		kv_warning_limited(&owner->log, KVS_MODULE, "stats reader dropped reason=\"%s\"", why);
 	}
 	kv_list_remove(&reader->node);
-	owner->reader_count--;
+	owner->reader_count[reader->http_only]--;
 	kv_watch_close(reader->watch);
 	close(reader->socket);
 	kv_text_deinit(&reader->answer);
@@ -255,17 +255,18 @@ static void on_reader(void *context, struct kv_watch *watch, unsigned events)
 /* ---- connections ---- */
 
 /* Whoever holds connections and asks nothing must not keep others out. */
-static void make_room(struct kvs_stats_socket *owner)
+static void make_room(struct kvs_stats_socket *owner, bool http_only)
 {
 	struct reader *idlest = NULL;
 	struct kv_list *node;
 
-	if (owner->reader_count < MAX_READERS) return;
+	if (owner->reader_count[http_only] < MAX_READERS) return;
 	KV_LIST_EACH(node, &owner->readers)
 	{
 		struct reader *reader = KV_CONTAINER_OF(node, struct reader, node);
 
-		if (!behind(reader) && (!idlest || reader->active_ms < idlest->active_ms)) idlest = reader;
+		if (reader->http_only != http_only || behind(reader)) continue;
+		if (!idlest || reader->active_ms < idlest->active_ms) idlest = reader;
 	}
 	if (idlest && kv_now_ms() - idlest->active_ms >= ROOM_MS)
 		drop(idlest, "asks nothing, and others wait");
@@ -287,10 +288,10 @@ static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket, 
 	struct reader *reader;
 	enum kv_status status;
 
-	make_room(owner);
-	if (owner->reader_count >= MAX_READERS)
-		return kv_fail(
-		    KV_LIMIT, "%d stats readers are connected, that is the limit", (int)MAX_READERS);
+	make_room(owner, http_only);
+	if (owner->reader_count[http_only] >= MAX_READERS)
+		return kv_fail(KV_LIMIT, "%d stats readers are connected%s, that is the limit",
+		    (int)MAX_READERS, http_only ? " over TCP" : "");
 	reader = kv_alloc_zero(server->allocator, sizeof *reader);
 	if (!reader) return KV_NO_MEMORY;
 	reader->owner = owner;
@@ -306,7 +307,7 @@ static enum kv_status create_reader(struct kvs_stats_socket *owner, int socket, 
 		return status;
 	}
 	kv_list_push_back(&owner->readers, &reader->node);
-	owner->reader_count++;
+	owner->reader_count[http_only]++;
 	return KV_OK;
 }
 

@@ -180,6 +180,19 @@ static int take_port(void)
 	return descriptor;
 }
 
+/* More readers over TCP than there are places: they take none of the operator's. */
+static void crowd_tcp(void)
+{
+	int readers[40];
+
+	for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++)
+		readers[i] = connect_tcp();
+	assert_true(store_fixture_wait_stat(&fixture, "stats_dropped_total", 8, 5000));
+	assert_true(begins(ask("health"), "OK ready "));
+	for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++)
+		close(readers[i]);
+}
+
 /* Over TCP there is HTTP only; an address in use is a warning. */
 static void test_tcp(void **state)
 {
@@ -203,6 +216,7 @@ static void test_tcp(void **state)
 	put(descriptor, "drain\n");
 	assert_true(begins(read_all(descriptor, 5000), "HTTP/1.1 400 "));
 	assert_true(begins(ask("ready"), "OK ready "));
+	crowd_tcp();
 	assert_true(store_fixture_deinit(&fixture, false));
 }
 
