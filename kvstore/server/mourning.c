@@ -27,24 +27,48 @@ bool kvs_pidfd_dead(int pidfd)
 	return pidfd >= 0 && poll(&poll_one, 1, 0) == 1 && (poll_one.revents & POLLIN);
 }
 
-bool kvs_process_ending(int32_t pid)
+/* The text of /proc/PID/stat from the end of the name on; its fields there are counted from 0.
+ * NULL: it could not be read, with errno. */
+static const char *read_stat(int32_t pid, char *text, size_t size)
 {
-	enum { FLAGS = 9 - 2, EXITING = 4 }; /* fields from the end of the name on; PF_EXITING */
-	char path[32], text[512], *at;
+	char path[32];
 	ssize_t length;
 	int file;
 
 	snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
 	file = open(path, O_RDONLY | O_CLOEXEC);
-	if (file < 0) return errno == ENOENT;
-	length = read(file, text, sizeof text - 1);
+	if (file < 0) return NULL;
+	length = read(file, text, size - 1);
+	if (length == 0) errno = EIO;
 	close(file);
-	if (length <= 0) return length < 0 && errno == ESRCH;
+	if (length <= 0) return NULL;
 	text[length] = '\0';
-	at = strrchr(text, ')');
-	for (int i = 0; at && i < FLAGS; i++)
+	return strrchr(text, ')');
+}
+
+static uint64_t stat_field(const char *at, int fields)
+{
+	for (int i = 0; at && i < fields; i++)
 		at = strchr(at + 1, ' ');
-	return at && (strtoul(at, NULL, 10) & EXITING) != 0;
+	return at ? strtoull(at, NULL, 10) : 0;
+}
+
+bool kvs_process_ending(int32_t pid)
+{
+	enum { FLAGS = 9 - 2, EXITING = 4 }; /* PF_EXITING */
+	char text[512];
+	const char *at = read_stat(pid, text, sizeof text);
+
+	if (!at) return errno == ENOENT || errno == ESRCH;
+	return (stat_field(at, FLAGS) & EXITING) != 0;
+}
+
+uint64_t kvs_process_start(int32_t pid)
+{
+	enum { START = 22 - 2 };
+	char text[512];
+
+	return pid > 0 ? stat_field(read_stat(pid, text, sizeof text), START) : 0;
 }
 
 static void forget(struct kvs_mourned *mourned)

@@ -73,11 +73,13 @@ struct kvs_counter {
 struct kvs_worker {
 	struct kv_list node;
 	char name[KVS_WORKER_NAME];
+	char asked[KVS_WORKER_NAME]; /* the name that it gave itself; others may have it, too */
 	char lanes[64];
 	char model[KVS_WORKER_NAME];
 	struct kvs_peer *peer; /* NULL: has left */
 	uint64_t left_ms;
 	uint32_t pid, uid;
+	uint64_t process_start; /* with the pid it names the process; 0: not known */
 	uint32_t counter_count;
 	struct kvs_counter counters[KV_CODEC_MAX_COUNTERS];
 	bool greeted;               /* no counters have come since its hello */
@@ -333,6 +335,8 @@ bool kvs_pidfd_dead(int pidfd);
 /* It is on its way out, or gone: a process loses its connections before it counts as dead. For
  * people and counters only; it may still write to memory that it had mapped. */
 bool kvs_process_ending(int32_t pid);
+/* When it was started, in the kernel's ticks: with the pid it names a process. 0: not known. */
+uint64_t kvs_process_start(int32_t pid);
 
 /* ---- dispatch.c ---- */
 

@@ -63,8 +63,28 @@ static void make_room(struct kvs_server *server)
 	if (oldest) forget(server, oldest);
 }
 
-struct kvs_worker *kvs_worker_arrived(
-    struct kvs_server *server, struct kvs_peer *peer, const char *name, const char *model)
+/* Counters are absolute, those of one process under one name. So one that connects anew goes on
+ * with its record, though its earlier connection may not have been seen to end. */
+static struct kvs_worker *find_process(struct kvs_server *server, const char *asked,
+    const struct kv_unix_peer *who, uint64_t process_start)
+{
+	struct kv_list *node;
+
+	if (!process_start) return NULL;
+	KV_LIST_EACH(node, &server->workers)
+	{
+		struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
+
+		if (worker->pid == (uint32_t)who->pid && worker->process_start == process_start &&
+		    worker->uid == who->uid &&
+		    strncmp(worker->asked, asked, sizeof worker->asked - 1) == 0)
+			return worker;
+	}
+	return NULL;
+}
+
+/* A record for a process that has none: that of one that left, or a new one. */
+static struct kvs_worker *take_record(struct kvs_server *server, const char *name)
 {
 	char unique[KVS_WORKER_NAME + 12];
 	struct kvs_worker *worker = NULL;
@@ -84,9 +104,27 @@ struct kvs_worker *kvs_worker_arrived(
 		kv_list_push_back(&server->workers, &worker->node);
 		server->worker_count++;
 	}
+	/* Another process counts from 0, whatever it is when its first counters come. */
+	keep_sums(server, worker);
+	memset(&worker->figures, 0, sizeof worker->figures);
+	worker->counter_count = 0;
+	snprintf(worker->asked, sizeof worker->asked, "%s", name);
+	return worker;
+}
+
+struct kvs_worker *kvs_worker_arrived(
+    struct kvs_server *server, struct kvs_peer *peer, const char *name, const char *model)
+{
+	const uint64_t process_start = kvs_process_start(peer->credentials.pid);
+	struct kvs_worker *worker = find_process(server, name, &peer->credentials, process_start);
+
+	if (!worker) worker = take_record(server, name);
+	if (!worker) return NULL;
+	if (worker->peer) worker->peer->worker = NULL;
 	worker->peer = peer;
 	worker->pid = (uint32_t)peer->credentials.pid;
 	worker->uid = peer->credentials.uid;
+	worker->process_start = process_start;
 	worker->greeted = true;
 	worker->lanes[0] = '\0';
 	snprintf(worker->model, sizeof worker->model, "%.*s", KVS_WORKER_NAME - 1, model);
@@ -149,6 +187,9 @@ void kvs_worker_counters(
 {
 	uint32_t count = 0;
 
+	copy_word(worker->lanes, sizeof worker->lanes, counters->lanes);
+	/* One that has counted says nothing yet. */
+	if (!counters->n_names && worker->counter_count) return;
 	for (size_t i = 0; i < counters->n_names && count < KV_CODEC_MAX_COUNTERS; i++) {
 		struct kvs_counter *counter = &worker->counters[count];
 
@@ -158,7 +199,6 @@ void kvs_worker_counters(
 		count++;
 	}
 	worker->counter_count = count;
-	copy_word(worker->lanes, sizeof worker->lanes, counters->lanes);
 	take_figures(server, worker);
 }
 

@@ -10,6 +10,7 @@
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/un.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "tests/lib/process.h"
@@ -473,6 +474,48 @@ static void test_views(void **state)
 }
 
 /* The format, as its own tool judges it. */
+static void count_bytes(struct kvc_store *store, const char *name, double hit, double miss)
+{
+	const struct kvc_counter now[] = {
+	    {"cache_hit_bytes_total", hit}, {"cache_miss_bytes_total", miss}};
+	char full[96];
+
+	kvc_report(store, now, 2);
+	snprintf(full, sizeof full, "worker:%s:cache_miss_bytes_total", name);
+	assert_true(store_fixture_wait_stat(&fixture, full, miss, 5000));
+}
+
+/* Counters are a process's: one that connects anew, while its earlier connection is not seen to
+ * have ended, counts once; two processes of one name count both, whatever the second one begins
+ * with. */
+static void test_sums(void **state)
+{
+	const pid_t child = fork();
+	struct kvc_store *first, *again;
+	int status = 0;
+
+	(void)state;
+	assert_true(child >= 0);
+	if (child == 0) {
+		first = test_connect(&fixture, "heir");
+		count_bytes(first, "heir", 100, 100);
+		kvc_close(first);
+		_exit(0);
+	}
+	assert_int_equal(waitpid(child, &status, 0), child);
+	assert_int_equal(status, 0);
+	first = test_connect(&fixture, "heir");
+	count_bytes(first, "heir", 300, 101);
+	assert_true(store_fixture_wait_stat(&fixture, "worker:heir:cache_hit_bytes_total", 300, 0));
+	agree(NULL, &(struct view){"cache_hit_rate", "bytes", "start", 400.0 / 601});
+	again = test_connect(&fixture, "heir");
+	count_bytes(again, "heir", 300, 500);
+	agree(NULL, &(struct view){"cache_hit_rate", "bytes", "start", 400.0 / 1000});
+	kvc_close(first);
+	agree(NULL, &(struct view){"cache_hit_rate", "bytes", "start", 400.0 / 1000});
+	kvc_close(again);
+}
+
 static void test_promtool(void **state)
 {
 	static const char *const arguments[] = {
@@ -572,6 +615,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_drain, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_other_user, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_views, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_sums, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_promtool, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_kvctl, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_bench, set_up, tear_down),
