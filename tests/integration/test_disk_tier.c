@@ -333,15 +333,20 @@ static void wait_stopped(void)
 
 static void test_killed_while_writing(void **state)
 {
+	struct kvc_sequence *sequence = NULL;
+
 	(void)state;
 	/* A file is written in two pieces at least: the store stops in the middle of the fifth. */
 	start("--faults=disk.write=1@8");
 	test_store_prompt(store, 1);
 	wait_files(CUTS);
-	test_store_prompt(store, 2);
+	/* The commit is answered before its first file is begun. */
+	assert_ok(test_open(store, NULL, 2, &sequence));
+	assert_ok(test_write(store, sequence, 2));
 	wait_stopped();
 	assert_int_equal(names(".part", NULL, false), 1);
 	store_fixture_kill(&fixture);
+	kvc_sequence_close(sequence, 0);
 	kvc_close(store);
 	store = NULL;
 	/* The sockets of a killed store are taken over. */
@@ -445,6 +450,33 @@ static void test_memory_in_use(void **state)
 	assert_int_equal((int)stat_of("disk_errors_total"), 0);
 }
 
+/* Hardly any time: prompts are opened with what is there, and what comes late is found later. */
+static void test_deadline(void **state)
+{
+	uint32_t found = 0;
+
+	(void)state;
+	start(NULL);
+	store_prompts(0, 2);
+	stop();
+	start("--disk-wait=1ms");
+	for (int i = 0; i < 1000 && found < CUTS; i++)
+		found = hits(0);
+	assert_int_equal(found, CUTS);
+	assert_int_equal((int)stat_of("disk_errors_total"), 0);
+}
+
+/* Regions of each user apart. */
+static void test_isolation(void **state)
+{
+	(void)state;
+	start("--isolation");
+	store_prompts(0, 6);
+	for (int seed = 0; seed < 6; seed++)
+		assert_int_equal(hits(seed), CUTS);
+	assert_true(stat_of("disk_promoted_segments_total") >= CUTS * 3);
+}
+
 /* As another process: open a prompt and wait. */
 static int open_only(const char *address)
 {
@@ -471,6 +503,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_read_errors, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_peer_gone_while_it_waits, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_memory_in_use, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_isolation, set_up, tear_down),
 	};
 
 	const struct CMUnitTest over_ucx[] = {tests[0], tests[1], tests[2]};

@@ -92,6 +92,7 @@ static void end_engine(struct sim *sim)
 	struct kvs_statistics statistics;
 
 	finish_flights(sim);
+	sim_tier_end(sim);
 	kvs_engine_statistics(sim->engine, &statistics);
 	sim->counts.evictions += statistics.evictions;
 	sim->counts.expiries += statistics.lease_expiries;
@@ -133,6 +134,7 @@ void sim_stop(struct sim *sim)
 
 	sim->operation = "stop";
 	finish_flights(sim);
+	sim_tier_end(sim);
 	for (uint32_t i = 0; i < SIM_WORKERS; i++)
 		sim_worker_goes(sim, i, false);
 	sim->world.now += SIM_ORPHAN_MS;

@@ -66,7 +66,7 @@ bool sim_once_in(struct sim *sim, uint32_t of)
 
 static void step(struct sim *sim)
 {
-	const uint32_t kind = sim_below(sim, 16);
+	const uint32_t kind = sim_below(sim, 17);
 
 	sim->may_evict = false;
 	sim->only_tenant = -1;
@@ -76,8 +76,10 @@ static void step(struct sim *sim)
 		sim_finish(sim);
 	else if (kind < 14)
 		sim_read_step(sim);
-	else
+	else if (kind < 16)
 		sim_life(sim);
+	else
+		sim_tier(sim);
 	sim_trace(sim, "%u known, %u zombies", sim->truth_count, sim->zombie_count);
 	sim_check_gone(sim);
 	if (sim_once_in(sim, 8)) sim_check_all(sim);
@@ -117,6 +119,9 @@ static void print_counts(const struct sim_counts *c, double seconds)
 	       ", restarts %" PRIu64 ", evicted for quotas %" PRIu64 ", refused for them %" PRIu64 "\n",
 	    c->resumed, c->expiries, c->zombies, c->haunted, c->reads, c->reads_refused, c->restarts,
 	    c->quota_evictions, c->quota_refusals);
+	printf("pinned %" PRIu64 ", loaded %" PRIu64 ", loads that were wrong %" PRIu64
+	       ", late %" PRIu64 ", refused %" PRIu64 "\n",
+	    c->pins, c->loads, c->loads_wrong, c->loads_duplicate, c->loads_refused);
 }
 
 /* A run that avoids something tests nothing of it. */

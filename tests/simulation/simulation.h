@@ -28,6 +28,8 @@ enum {
 	SIM_ZOMBIES = 512,
 	SIM_FLIGHTS = 16,
 	SIM_GRAVES = 16,
+	SIM_PINS = 3,
+	SIM_LOADS = 3,
 	SIM_REGIONS = 1024,
 	SIM_SEGMENT = 16,
 	SIM_WINDOW = 8,
@@ -112,10 +114,19 @@ struct sim_grave {
 	uint64_t epoch, handle, id;
 };
 
+/* A segment that is being read from another tier. */
+struct sim_load {
+	uint64_t id, parent; /* id 0: none */
+	uint32_t tenant;
+	struct kvs_new_segment shape;
+	uint32_t chain[SIM_TOKENS];
+};
+
 struct sim_counts {
 	uint64_t steps, commits, duplicates, repeated, corrupt, stale, folds, shared, copied, evictions,
 	    refused, no_memory, resumed, expiries, zombies, reads, reads_refused, restarts, haunted,
-	    quota_refusals, quota_evictions, released, growth_failures;
+	    quota_refusals, quota_evictions, released, growth_failures, pins, loads, loads_wrong,
+	    loads_duplicate, loads_refused;
 };
 
 struct sim {
@@ -144,6 +155,8 @@ struct sim {
 	uint32_t zombie_count;
 	struct sim_grave graves[SIM_GRAVES];
 	uint32_t grave_next;
+	uint64_t pins[SIM_PINS];
+	struct sim_load loads[SIM_LOADS];
 	uint64_t next_owner;
 	struct sim_counts counts;
 };
@@ -233,6 +246,17 @@ void sim_work(struct sim *sim);
 /* A verification ends. */
 void sim_finish(struct sim *sim);
 void sim_finish_flight(struct sim *sim, struct sim_flight *flight);
+
+uint32_t sim_cut_prompt(uint32_t prompt, struct kvs_cut *cuts);
+
+/* ---- tier.c ---- */
+
+/* Pin or unpin something, begin or end a load. */
+void sim_tier(struct sim *sim);
+/* End all of it. */
+void sim_tier_end(struct sim *sim);
+/* Its memory must stay. */
+bool sim_tier_holds(const struct sim *sim, uint64_t id);
 
 /* ---- reads.c ---- */
 

@@ -151,6 +151,7 @@ static void check_gone(struct sim *sim, const struct sim_truth *truth)
 {
 	const unsigned long long id = (unsigned long long)truth->id;
 
+	SIM_REQUIRE(sim, !sim_tier_holds(sim, truth->id), "segment %llu is gone, and is pinned", id);
 	SIM_REQUIRE(sim, !held(sim, truth->id), "segment %llu is gone, and a lease protects it", id);
 	SIM_REQUIRE(sim, sim->may_evict || (truth->owner != 0 && !listed(sim, truth->id)),
 	    "segment %llu is gone, and nothing asked for its memory", id);

@@ -59,7 +59,7 @@ static uint32_t list_end(struct sim *sim, const struct sim_sequence *sequence)
 	return last->shape.start + last->shape.tokens;
 }
 
-static uint32_t cut_prompt(uint32_t prompt, struct kvs_cut *cuts)
+uint32_t sim_cut_prompt(uint32_t prompt, struct kvs_cut *cuts)
 {
 	uint32_t count = 0, at = 0;
 
@@ -143,7 +143,7 @@ static void open_sequence(struct sim *sim)
 	request.sequence_id = made.id;
 	request.prompt = made.tokens;
 	request.prompt_tokens = made.prompt;
-	request.cut_count = cut_prompt(made.prompt, cuts);
+	request.cut_count = sim_cut_prompt(made.prompt, cuts);
 	memcpy(request.policy_digest, sim_policy, sizeof request.policy_digest);
 	sim_arm(sim);
 	status = kvs_sequence_open(sim->engine, sim->workers[worker].slot, &request, &result);
@@ -237,7 +237,7 @@ static uint32_t prompt_shapes(
     struct sim *sim, const struct sim_sequence *sequence, struct kvs_new_segment *shapes)
 {
 	struct kvs_cut cuts[SIM_ENTRIES];
-	const uint32_t cut_count = cut_prompt(sequence->prompt, cuts);
+	const uint32_t cut_count = sim_cut_prompt(sequence->prompt, cuts);
 	uint32_t count = 0, start = list_end(sim, sequence);
 
 	/* Resumed with half a fold: nothing exact can follow it. */
