@@ -24,6 +24,17 @@ static void print_memory(const char *answer)
 	}
 }
 
+static void print_disk(const char *answer)
+{
+	const double limit = ctl_find_number(answer, "disk_limit_bytes");
+
+	if (!(limit > 0)) return;
+	printf("disk             %.1f of %.1f MiB in %.0f files, %.0f segments read back\n",
+	    ctl_find_number(answer, "disk_bytes") / 1048576.0, limit / 1048576.0,
+	    ctl_find_number(answer, "disk_segments"),
+	    ctl_find_number(answer, "disk_promoted_segments_total"));
+}
+
 static void worker_value(
     const char *answer, const char *worker, const char *fact, char *value, size_t size)
 {
@@ -73,6 +84,7 @@ static void print_text(const char *answer)
 		printf("%-16s %s\n", facts[i], value);
 	}
 	print_memory(answer);
+	print_disk(answer);
 	printf("sequences        %.0f active, %.0f orphaned\n",
 	    ctl_find_number(answer, "sequences{state=\"active\"}"),
 	    ctl_find_number(answer, "sequences{state=\"orphaned\"}"));

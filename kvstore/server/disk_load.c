@@ -224,8 +224,11 @@ void kvs_disk_loads_step(struct kvs_disk *disk)
 static void judge_failure(struct kvs_load *load)
 {
 	struct kvs_disk *disk = load->disk;
+	const bool gone = load->status == KV_NOT_FOUND || load->status == KV_CORRUPT;
+	const bool known = gone && kvs_disk_index_remove(disk->index, load->key);
 
-	kvs_disk_index_remove(disk->index, load->key);
+	/* It had to go meanwhile, to make room. */
+	if (load->status == KV_NOT_FOUND && !known) return;
 	if (load->status == KV_CORRUPT) {
 		char name[KVS_DISK_NAME];
 

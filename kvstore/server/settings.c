@@ -149,9 +149,9 @@ static const struct kv_option options[] = {
         .offset = FIELD(disk_wait_ms),
         .default_text = "2s",
         .help = "How long a prompt waits for its segments from files; then the rest of it is "
-                "computed.",
+                "computed. Less than a worker waits for an answer.",
         .minimum = 1,
-        .maximum = 60000},
+        .maximum = 4000},
     {.name = "isolation",
         .kind = KV_OPTION_BOOL,
         .offset = FIELD(isolation),
