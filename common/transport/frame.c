@@ -18,6 +18,7 @@ enum {
 
 struct kv_frame_reader {
 	struct kv_allocator *allocator;
+	struct kv_secure *secure; /* NULL: the socket itself */
 	uint32_t max_bytes, max_descriptors;
 	uint8_t header[KV_FRAME_HEADER_BYTES];
 	uint32_t header_have;
@@ -69,6 +70,12 @@ void kv_frame_reader_destroy(struct kv_frame_reader *reader)
 	kv_free(reader->allocator, reader);
 }
 
+void kv_frame_reader_secure(struct kv_frame_reader *reader, struct kv_secure *secure)
+{
+	reader->secure = secure;
+	reader->max_descriptors = 0;
+}
+
 int kv_frame_take_descriptor(struct kv_frame_reader *reader)
 {
 	if (!reader->complete || reader->descriptor_next == reader->descriptor_count) return -1;
@@ -117,6 +124,7 @@ static enum kv_status receive(struct kv_frame_reader *reader, int socket, uint8_
 	uint32_t refused = 0;
 	ssize_t got;
 
+	if (reader->secure) return kv_secure_read(reader->secure, socket, bytes, room, taken, ended);
 	do {
 		message.msg_control = control.bytes;
 		message.msg_controllen = sizeof control.bytes;
@@ -268,6 +276,7 @@ struct waiting_frame {
 
 struct kv_frame_writer {
 	struct kv_allocator *allocator;
+	struct kv_secure *secure; /* NULL: the socket itself */
 	size_t max_queued, queued;
 	struct waiting_frame *first, **last;
 };
@@ -313,9 +322,14 @@ void kv_frame_writer_destroy(struct kv_frame_writer *writer)
 	kv_free(writer->allocator, writer);
 }
 
+void kv_frame_writer_secure(struct kv_frame_writer *writer, struct kv_secure *secure)
+{
+	writer->secure = secure;
+}
+
 size_t kv_frame_writer_queued(const struct kv_frame_writer *writer)
 {
-	return writer->queued;
+	return writer->queued + (writer->secure ? kv_secure_unsent(writer->secure) : 0);
 }
 
 /* A block for one frame, filled except for its descriptors. */
@@ -346,7 +360,8 @@ enum kv_status kv_frame_push(struct kv_frame_writer *writer, const void *payload
 	struct waiting_frame *waiting = NULL;
 	uint32_t i;
 
-	if (length == 0 || length > KV_FRAME_MAX_BYTES || descriptor_count > KV_FRAME_MAX_DESCRIPTORS) {
+	if (length == 0 || length > KV_FRAME_MAX_BYTES || descriptor_count > KV_FRAME_MAX_DESCRIPTORS ||
+	    (descriptor_count && writer->secure)) {
 		return kv_fail(KV_INVALID,
 		    "a frame of %zu bytes and %u descriptors: 1 to %d bytes and at most %d are allowed",
 		    length, descriptor_count, KV_FRAME_MAX_BYTES, KV_FRAME_MAX_DESCRIPTORS);
@@ -414,8 +429,28 @@ static enum kv_status send_error(void)
 	return kv_fail(KV_IO, "cannot send: %s", strerror(errno));
 }
 
+static enum kv_status write_secure(struct kv_frame_writer *writer, int socket, int *idle)
+{
+	while (writer->first) {
+		struct waiting_frame *waiting = writer->first;
+		size_t taken = 0;
+
+		KV_TRY(kv_secure_write(writer->secure, socket, waiting->bytes + waiting->sent,
+		    waiting->length - waiting->sent, &taken));
+		if (!taken) {
+			*idle = 0;
+			return KV_OK;
+		}
+		waiting->sent += taken;
+		writer->queued -= taken;
+		if (waiting->sent == waiting->length) drop_first(writer);
+	}
+	return kv_secure_flush(writer->secure, socket, idle);
+}
+
 enum kv_status kv_frame_write(struct kv_frame_writer *writer, int socket, int *idle)
 {
+	if (writer->secure) return write_secure(writer, socket, idle);
 	while (writer->first) {
 		struct waiting_frame *waiting = writer->first;
 		ssize_t sent = send_waiting(waiting, socket);

@@ -12,6 +12,7 @@
 
 #include "common/base/status.h"
 #include "common/memory/allocator.h"
+#include "common/transport/secure_channel.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -60,6 +61,12 @@ enum kv_status kv_frame_read(
  * closes it. -1 when there is none left. */
 int kv_frame_take_descriptor(struct kv_frame_reader *reader);
 
+/* Read through an established channel (secure_channel.h) instead of from the socket itself; it stays
+ * the caller's and outlives the reader's last use. No descriptors come then. A frame may be there
+ * that no poll of the socket tells of: kv_secure_pending. KV_FRAME_END means that the peer ended the
+ * stream; a connection that was cut is KV_DISCONNECTED. */
+void kv_frame_reader_secure(struct kv_frame_reader *reader, struct kv_secure *secure);
+
 /* 1 while a frame has begun to arrive and is not whole: the caller's deadline for slow peers runs.
  */
 int kv_frame_reader_inside(const struct kv_frame_reader *reader);
@@ -72,6 +79,9 @@ struct kv_frame_writer;
 enum kv_status kv_frame_writer_create(
     struct kv_allocator *allocator, uint32_t max_queued, struct kv_frame_writer **writer);
 void kv_frame_writer_destroy(struct kv_frame_writer *writer);
+
+/* The other half of kv_frame_reader_secure. */
+void kv_frame_writer_secure(struct kv_frame_writer *writer, struct kv_secure *secure);
 
 /* Queue one frame. Copies the payload and duplicates the descriptors: both stay the caller's.
  * KV_LIMIT when the queue would exceed its bound (a peer that does not read); KV_INVALID for a

@@ -1,0 +1,228 @@
+#include "common/transport/tcp_socket.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+struct host_port {
+	char host[KV_TCP_HOST];
+	char port[8];
+};
+
+static enum kv_status refuse(const char *address)
+{
+	return kv_fail(KV_INVALID,
+	    "\"%.100s\" is no address: write HOST:PORT, with an IPv6 address in brackets", address);
+}
+
+static enum kv_status split(const char *address, struct host_port *parts)
+{
+	const char *colon = strrchr(address, ':');
+	const char *begin = address;
+	size_t length, digits;
+
+	if (!colon || colon == address) return refuse(address);
+	length = (size_t)(colon - address);
+	if (address[0] == '[') {
+		if (colon[-1] != ']' || length < 3) return refuse(address);
+		begin++;
+		length -= 2;
+	} else if (memchr(address, ':', length)) {
+		return refuse(address);
+	}
+	digits = strspn(colon + 1, "0123456789");
+	if (length >= sizeof parts->host || !digits || digits > 5 || colon[1 + digits] ||
+	    atoi(colon + 1) > 65535)
+		return refuse(address);
+	memcpy(parts->host, begin, length);
+	parts->host[length] = '\0';
+	memcpy(parts->port, colon + 1, digits + 1);
+	return KV_OK;
+}
+
+enum kv_status kv_tcp_address_check(const char *address, int port_zero)
+{
+	struct host_port parts;
+
+	KV_TRY(split(address, &parts));
+	return atoi(parts.port) || port_zero ? KV_OK : refuse(address);
+}
+
+static enum kv_status look_up(const char *address, int flags, struct addrinfo **list)
+{
+	const struct addrinfo hints = {
+	    .ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICSERV | flags};
+	struct host_port parts;
+	int error;
+
+	KV_TRY(split(address, &parts));
+	error = getaddrinfo(parts.host, parts.port, &hints, list);
+	if (!error) return KV_OK;
+	return kv_fail(flags & AI_PASSIVE ? KV_INVALID : KV_DISCONNECTED, "cannot find host \"%s\": %s",
+	    parts.host, gai_strerror(error));
+}
+
+static bool prepare(int socket)
+{
+	return fcntl(socket, F_SETFD, FD_CLOEXEC) == 0 && fcntl(socket, F_SETFL, O_NONBLOCK) == 0;
+}
+
+static void set(int socket, int option, unsigned value)
+{
+	(void)setsockopt(socket, IPPROTO_TCP, option, &value, sizeof value);
+}
+
+/* A peer whose cable was cut says nothing: probes find out, and so does what stays unacknowledged.
+ * Where an option is unknown, the heartbeats above still tell. */
+static void watch_silence(int socket, uint32_t silence_ms)
+{
+	const unsigned seconds = silence_ms / 1000;
+	int one = 1;
+
+	set(socket, TCP_NODELAY, 1);
+	(void)setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &one, sizeof one);
+	set(socket, TCP_KEEPIDLE, 1);
+	set(socket, TCP_KEEPINTVL, 1);
+	set(socket, TCP_KEEPCNT, seconds > 2 ? seconds - 1 : 2);
+#ifdef TCP_USER_TIMEOUT
+	set(socket, TCP_USER_TIMEOUT, silence_ms);
+#endif
+}
+
+static void say_where(const struct sockaddr *address, socklen_t length, char *text)
+{
+	char host[INET6_ADDRSTRLEN + 16] = "?";
+	char port[8] = "?";
+
+	(void)getnameinfo(
+	    address, length, host, sizeof host, port, sizeof port, NI_NUMERICHOST | NI_NUMERICSERV);
+	snprintf(text, KV_TCP_TEXT, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
+}
+
+static int open_listener(const struct addrinfo *where)
+{
+	int listener = socket(where->ai_family, where->ai_socktype, where->ai_protocol);
+	int one = 1;
+	int saved;
+
+	if (listener < 0) return -1;
+	(void)setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	if (prepare(listener) && bind(listener, where->ai_addr, where->ai_addrlen) == 0 &&
+	    listen(listener, KV_TCP_BACKLOG) == 0)
+		return listener;
+	saved = errno;
+	close(listener);
+	errno = saved;
+	return -1;
+}
+
+enum kv_status kv_tcp_listen(const char *address, int *listener, char *where)
+{
+	struct sockaddr_storage bound;
+	socklen_t length = sizeof bound;
+	struct addrinfo *list = NULL;
+	int opened, error;
+
+	KV_TRY(look_up(address, AI_PASSIVE, &list));
+	opened = open_listener(list);
+	error = errno;
+	freeaddrinfo(list);
+	if (opened < 0)
+		return kv_fail(error == EADDRINUSE ? KV_EXISTS : KV_IO, "cannot listen at %s: %s", address,
+		    strerror(error));
+	if (getsockname(opened, (struct sockaddr *)&bound, &length) == 0)
+		say_where((const struct sockaddr *)&bound, length, where);
+	else
+		snprintf(where, KV_TCP_TEXT, "%s", address);
+	*listener = opened;
+	return KV_OK;
+}
+
+enum kv_status kv_tcp_accept(int listener, uint32_t silence_ms, int *accepted, char *from)
+{
+	struct sockaddr_storage peer;
+	socklen_t length = sizeof peer;
+	int taken;
+
+	*accepted = -1;
+	do {
+		length = sizeof peer;
+		taken = accept(listener, (struct sockaddr *)&peer, &length);
+	} while (taken < 0 && (errno == EINTR || errno == ECONNABORTED));
+	if (taken < 0) {
+		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+			return kv_fail(KV_LIMIT, "cannot take a connection: %s", strerror(errno));
+		return KV_OK;
+	}
+	if (!prepare(taken)) {
+		close(taken);
+		return KV_OK;
+	}
+	watch_silence(taken, silence_ms);
+	say_where((const struct sockaddr *)&peer, length, from);
+	*accepted = taken;
+	return KV_OK;
+}
+
+/* -1 with errno when this one cannot even be tried. */
+static int begin_connect(const struct addrinfo *where, uint32_t silence_ms)
+{
+	int made = socket(where->ai_family, where->ai_socktype, where->ai_protocol);
+	int saved;
+
+	if (made < 0) return -1;
+	if (prepare(made)) {
+		watch_silence(made, silence_ms);
+		if (connect(made, where->ai_addr, where->ai_addrlen) == 0 || errno == EINPROGRESS)
+			return made;
+	}
+	saved = errno;
+	close(made);
+	errno = saved;
+	return -1;
+}
+
+enum kv_status kv_tcp_connect(
+    const char *address, uint32_t silence_ms, uint32_t attempt, int *connecting)
+{
+	struct addrinfo *list = NULL;
+	uint32_t count = 0;
+	int made = -1;
+	int error;
+
+	KV_TRY(look_up(address, AI_ADDRCONFIG, &list));
+	for (const struct addrinfo *at = list; at; at = at->ai_next)
+		count++;
+	for (uint32_t tried = 0; made < 0 && tried < count; tried++) {
+		const struct addrinfo *at = list;
+
+		for (uint32_t skip = (attempt + tried) % count; skip; skip--)
+			at = at->ai_next;
+		made = begin_connect(at, silence_ms);
+	}
+	error = errno;
+	freeaddrinfo(list);
+	if (made < 0)
+		return kv_fail(error == EMFILE || error == ENFILE ? KV_LIMIT : KV_DISCONNECTED,
+		    "cannot connect to %s: %s", address, strerror(error));
+	*connecting = made;
+	return KV_OK;
+}
+
+enum kv_status kv_tcp_connected(int socket, const char *address)
+{
+	socklen_t length = sizeof(int);
+	int error = 0;
+
+	if (getsockopt(socket, SOL_SOCKET, SO_ERROR, &error, &length) != 0) error = errno;
+	if (!error) return KV_OK;
+	return kv_fail(KV_DISCONNECTED, "cannot connect to %s: %s", address, strerror(error));
+}

@@ -1,0 +1,43 @@
+/* TCP stream sockets: addresses, listen, accept, connect.
+ *
+ * All descriptors are close-on-exec and non-blocking, do not wait to fill packets, and give up a
+ * peer that has been silent, or has acknowledged nothing, for the time they are given.
+ */
+#ifndef KV_COMMON_TRANSPORT_TCP_SOCKET_H
+#define KV_COMMON_TRANSPORT_TCP_SOCKET_H
+
+#include <stdint.h>
+
+#include "common/base/status.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { KV_TCP_TEXT = 80, KV_TCP_BACKLOG = 64, KV_TCP_HOST = 256 };
+
+/* HOST:PORT, where HOST is a name, an IPv4 address or an IPv6 address in brackets, and PORT a
+ * number up to 65535 (0 only to listen, where the system then chooses). KV_INVALID. Nobody is
+ * asked. */
+enum kv_status kv_tcp_address_check(const char *address, int port_zero);
+
+/* Listen; `where` (KV_TCP_TEXT bytes) is filled with the address that it became. KV_INVALID: no
+ * such host; KV_EXISTS: the address is in use; KV_IO. */
+enum kv_status kv_tcp_listen(const char *address, int *socket, char *where);
+
+/* Take one connection. *socket becomes -1 when none is waiting. `from` (KV_TCP_TEXT bytes) says
+ * whence. KV_LIMIT: out of descriptors: stop polling for a while. */
+enum kv_status kv_tcp_accept(int listener, uint32_t silence_ms, int *socket, char *from);
+
+/* Begin to connect, to the first of the host's addresses that lets itself be tried, counted from
+ * `attempt` on: those that take attempts in turn reach all. Looking a name up may wait for the
+ * system. Poll for writability, then kv_tcp_connected. KV_DISCONNECTED; KV_INVALID; KV_LIMIT. */
+enum kv_status kv_tcp_connect(
+    const char *address, uint32_t silence_ms, uint32_t attempt, int *socket);
+/* What came of it: KV_OK or KV_DISCONNECTED. */
+enum kv_status kv_tcp_connected(int socket, const char *address);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
