@@ -36,6 +36,8 @@ enum {
 	KV_CODEC_MAX_MESSAGE_TEXT = 1024, /* Response.message */
 	KV_CODEC_MAX_COUNTERS = 64,
 	KV_CODEC_MAX_LET_GO = 64,
+	KV_CODEC_MAX_READS = 4096,     /* of one fetch */
+	KV_CODEC_MAX_DATA = 1 << 20,   /* bytes of units in one put or in the answer to one fetch */
 	KV_CODEC_DIGEST_BYTES = 32
 };
 
@@ -45,7 +47,8 @@ enum {
  *  - model_id is empty or KVW_MODEL_ID_BYTES; policy_digest empty or 32 bytes; index_digest 8;
  *    a hello with a model_id has a layout;
  *  - token arrays are whole u32s; checksums and unit arrays of a segment go together;
- *    names and values of counters are equally many, values finite. */
+ *    names and values of counters are equally many, values finite; a fetch asks for at least one
+ *    byte, in arrays of one length, and for no more than an answer may hold. */
 
 /* KV_PROTOCOL with a sentence when the bytes are no such message or exceed a limit; KV_NO_MEMORY.
  * Memory used while unpacking is bounded whatever the bytes say. */

@@ -206,6 +206,23 @@ static enum kv_status check_resume_request(const Kv__ResumeRequest *resume)
 	return check_digest("resume.policy_digest", &resume->policy_digest, KV_CODEC_DIGEST_BYTES);
 }
 
+static enum kv_status check_fetch_request(const Kv__FetchRequest *fetch)
+{
+	uint64_t total = 0;
+	size_t i;
+
+	KV_TRY(check_count("fetch.segment_ids", fetch->n_segment_ids, KV_CODEC_MAX_READS));
+	if (fetch->n_layers != fetch->n_segment_ids || fetch->n_offsets != fetch->n_segment_ids ||
+	    fetch->n_bytes != fetch->n_segment_ids)
+		return kv_fail(KV_PROTOCOL, "fetch has %zu segments, %zu layers, %zu offsets and %zu sizes",
+		    fetch->n_segment_ids, fetch->n_layers, fetch->n_offsets, fetch->n_bytes);
+	for (i = 0; i < fetch->n_bytes; i++)
+		total += fetch->bytes[i];
+	if (total && total <= KV_CODEC_MAX_DATA) return KV_OK;
+	return kv_fail(KV_PROTOCOL, "fetch asks for %llu bytes, 1 to %d are allowed",
+	    (unsigned long long)total, KV_CODEC_MAX_DATA);
+}
+
 enum kv_status kv_codec_check_request(const Kv__Request *request)
 {
 	/* All alternatives of the union are pointers; one look is enough to see that it is set. */
@@ -233,6 +250,9 @@ enum kv_status kv_codec_check_request(const Kv__Request *request)
 	case KV__REQUEST__BODY_HEARTBEAT:
 		return check_count("heartbeat.let_go", request->heartbeat->n_let_go, KV_CODEC_MAX_LET_GO);
 	case KV__REQUEST__BODY_PUT:
+		return check_bytes("put.data", &request->put->data, KV_CODEC_MAX_DATA);
+	case KV__REQUEST__BODY_FETCH:
+		return check_fetch_request(request->fetch);
 	case KV__REQUEST__BODY_CLOSE:
 		return KV_OK;
 	case KV__REQUEST__BODY__NOT_SET:
@@ -305,6 +325,8 @@ enum kv_status kv_codec_check_response(const Kv__Response *response)
 	case KV__RESPONSE__BODY_COMMIT:
 		return check_segments(
 		    "commit.segments", response->commit->n_segments, response->commit->segments);
+	case KV__RESPONSE__BODY_FETCH:
+		return check_bytes("fetch.data", &response->fetch->data, KV_CODEC_MAX_DATA);
 	case KV__RESPONSE__BODY__NOT_SET:
 		return KV_OK; /* most requests need no more than a status */
 	default:

@@ -72,11 +72,14 @@ static const struct kv_option options[] = {
 		4096),
 
 	{.name = "store", .kind = KV_OPTION_STRING, .offset = AT(store), .default_text = "none",
-		.unit = "unix:PATH|none", .group = "Store", .commands = DECODING,
-		.help = "Socket of kvstored; none keeps an arena in this process.",
+		.unit = "unix:PATH|tcp:HOST:PORT|none", .group = "Store", .commands = DECODING,
+		.help = "Socket of kvstored, or its --listen address on another host; none keeps an arena "
+			"in this process.",
 		.check = kvc_address_check},
-	CHECKED("transport", transport, "auto", "NAME", gw_check_transport, "auto, ucx or map.",
-		DECODING),
+	STRING("store-secret", store_secret, "", "FILE",
+		"With --store tcp: the secret file of that kvstored, or a copy of it.", DECODING),
+	CHECKED("transport", transport, "auto", "NAME", gw_check_transport,
+		"auto, ucx or map; stream with --store tcp.", DECODING),
 	CHECKED("name", name, "", "NAME", gw_check_name,
 		"This worker's name in the store's statistics; default: worker-PID.", DECODING),
 	OTHER(KV_OPTION_SIZE, "local-memory", local_memory, "4GiB",

@@ -29,7 +29,7 @@ struct gw_settings {
 	uint32_t threads, chunk, max_batch;
 	int cpu_level;                   /* words: auto plain avx2 avx512 */
 	/* store */
-	const char *store, *transport, *name;
+	const char *store, *store_secret, *transport, *name;
 	uint64_t local_memory, store_wait_ms, call_ms, fetch_ms;
 	/* policy */
 	const char *policy, *cache_policy;

@@ -15,9 +15,10 @@ enum { NAME_LENGTH = 63, MOST_RECENCY = 1000, SCORE_SIZE = 0, SCORE_PAPER = 1 };
 enum kv_status gw_check_transport(const char *value)
 {
 	if (strcmp(value, "auto") == 0 || strcmp(value, "ucx") == 0 || strcmp(value, "map") == 0 ||
+		strcmp(value, "stream") == 0 ||
 		strncmp(value, "faulty-", 7) == 0)
 		return KV_OK;
-	return kv_fail(KV_INVALID, "'%s' is not one of auto, ucx, map", value);
+	return kv_fail(KV_INVALID, "'%s' is not one of auto, ucx, map, stream", value);
 }
 
 enum kv_status gw_settings_recency(const char *text, uint32_t *recency)
@@ -95,6 +96,28 @@ enum kv_status gw_settings_policy(const struct gw_settings *s, const char *name,
 	return KV_OK;
 }
 
+static enum kv_status check_remote(const struct gw_settings *s)
+{
+	bool remote, secret;
+
+	if (s->store == NULL) return KV_OK;
+	remote = strncmp(s->store, "tcp:", 4) == 0;
+	secret = s->store_secret != NULL && *s->store_secret != '\0';
+	if (remote && !secret)
+		return kv_fail(KV_INVALID, "--store %s without --store-secret: a store on another host lets "
+			"nobody in who has not its secret", s->store);
+	if (!remote && secret)
+		return kv_fail(KV_INVALID, "--store-secret %s with --store %s: only tcp:HOST:PORT takes one",
+			s->store_secret, s->store);
+	if (remote && strcmp(s->transport, "auto") != 0 && strcmp(s->transport, "stream") != 0)
+		return kv_fail(KV_INVALID, "--transport %s with --store %s is not there: bytes go through "
+			"the encrypted stream; use auto or stream", s->transport, s->store);
+	if (!remote && strcmp(s->transport, "stream") == 0)
+		return kv_fail(KV_INVALID, "--transport stream with --store %s: it is for tcp:HOST:PORT",
+			s->store);
+	return KV_OK;
+}
+
 enum kv_status gw_settings_validate(const struct kv_command *command, const void *opaque)
 {
 	const struct gw_settings *s = opaque;
@@ -108,6 +131,7 @@ enum kv_status gw_settings_validate(const struct kv_command *command, const void
 		return kv_fail(KV_INVALID,
 			"--resume %s with --sequence %s: a resumed sequence keeps its id", s->resume,
 			s->sequence);
+	KV_TRY(check_remote(s));
 	KV_TRY(gw_settings_policy(s, NULL, &policy, &options));
 	if (s->on_miss == 1 && policy->offloads && !options.estimate)
 		return kv_fail(KV_INVALID, "--on-miss estimate without estimates (--policy %s, "

@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include "common/base/log.h"
+#include "common/transport/secret.h"
 #include "gpu-worker/commands/load_text.h"
 #include "gpu-worker/commands/output.h"
 
@@ -91,6 +92,8 @@ static enum kv_status open_store(struct gw_worker *worker, uint64_t wait_ms)
 {
 	const struct gw_settings *s = worker->settings;
 	struct kvc_options options = {0};
+	uint8_t secret[KV_SECRET_BYTES];
+	enum kv_status status;
 
 	options.allocator = worker->allocator;
 	options.address = s->store;
@@ -107,7 +110,13 @@ static enum kv_status open_store(struct gw_worker *worker, uint64_t wait_ms)
 	options.connect_ms = (uint32_t)wait_ms;
 	options.call_ms = (uint32_t)s->call_ms;
 	options.fetch_ms = (uint32_t)s->fetch_ms;
-	return kvc_open(&options, &worker->store);
+	if (strncmp(s->store, "tcp:", 4) == 0) {
+		KV_TRY(kv_secret_read(s->store_secret, secret));
+		options.secret = secret;
+	}
+	status = kvc_open(&options, &worker->store);
+	kv_secret_wipe(secret);
+	return status;
 }
 
 static enum kv_status open_pipeline(struct gw_worker *worker)

@@ -10,6 +10,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/check.h"
+#include "common/transport/secret.h"
 #include "kvstore/client/channel_internal.h"
 
 static enum kv_status copy_settings(
@@ -25,6 +26,8 @@ static enum kv_status copy_settings(
 	if (!channel->path || !channel->name || !channel->kind || !channel->model_name ||
 	    !channel->transport)
 		return KV_NO_MEMORY;
+	channel->remote = settings->secret != NULL;
+	if (channel->remote) memcpy(channel->secret, settings->secret, sizeof channel->secret);
 	channel->has_model = settings->model_id != NULL;
 	if (settings->model_id) memcpy(channel->model_id, settings->model_id, sizeof channel->model_id);
 	channel->layout = settings->layout;
@@ -76,6 +79,7 @@ static void free_channel(struct kvc_channel *channel)
 	kv_free(allocator, channel->kind);
 	kv_free(allocator, channel->model_name);
 	kv_free(allocator, channel->transport);
+	if (channel->remote) kv_secret_wipe(channel->secret);
 	kv_free(allocator, channel);
 }
 
@@ -220,7 +224,7 @@ int kvc_channel_alive(struct kvc_channel *channel)
 enum kv_status kvc_channel_wait_session(struct kvc_channel *channel, uint32_t wait_ms)
 {
 	/* The first attempt ends by itself: hello has a deadline. */
-	uint64_t first = kv_now_ms() + KVC_HELLO_MS + 1000;
+	uint64_t first = kv_now_ms() + kvc_channel_hello_ms(channel) + 1000;
 	uint64_t last = kv_now_ms() + wait_ms;
 	enum kv_status status = KV_OK;
 
@@ -368,6 +372,33 @@ bool kvc_channel_done(struct kvc_channel *channel, uint32_t ticket)
 	done = channel->tickets[ticket].state == KVC_TICKET_DONE;
 	pthread_mutex_unlock(&channel->lock);
 	return done;
+}
+
+void kvc_channel_abandon(struct kvc_channel *channel, uint32_t ticket)
+{
+	struct kvc_ticket *entry = &channel->tickets[ticket];
+	Kv__Response *response;
+
+	pthread_mutex_lock(&channel->lock);
+	response = entry->response;
+	entry->response = NULL;
+	/* An answer that comes now finds nobody who waits under its id. */
+	entry->state = KVC_TICKET_FREE;
+	pthread_mutex_unlock(&channel->lock);
+	kvc_channel_free(channel, response);
+}
+
+enum kv_status kvc_channel_await(struct kvc_channel *channel, uint32_t ticket, uint64_t until_ms)
+{
+	const struct kvc_ticket *entry = &channel->tickets[ticket];
+	bool in_time = true, waiting;
+
+	pthread_mutex_lock(&channel->lock);
+	while ((waiting = entry->state == KVC_TICKET_WAITING) && in_time)
+		in_time = kvc_channel_wait(channel, until_ms);
+	pthread_mutex_unlock(&channel->lock);
+	if (!waiting) return KV_OK;
+	return kv_fail(KV_TIMEOUT, "the store at %s did not answer in time", channel->path);
 }
 
 enum kv_status kvc_channel_finish(

@@ -24,7 +24,8 @@ struct kvc_pusher;
 
 struct kvc_channel_settings {
 	struct kv_allocator *allocator;
-	const char *path;
+	const char *path;                     /* of a socket, or HOST:PORT where there is a secret */
+	const uint8_t *secret;                /* copied; NULL: a Unix socket */
 	const char *name, *kind, *model_name; /* copied */
 	const uint8_t *model_id;              /* NULL: none, as kvctl */
 	struct kvw_model_layout layout;
@@ -99,6 +100,10 @@ enum { KVC_CHANNEL_TICKETS = 96 };
 enum kv_status kvc_channel_start(
     struct kvc_channel *channel, uint64_t session, Kv__Request *request, uint32_t *ticket);
 bool kvc_channel_done(struct kvc_channel *channel, uint32_t ticket);
+/* Its answer is wanted no more; the connection stays. */
+void kvc_channel_abandon(struct kvc_channel *channel, uint32_t ticket);
+/* KV_TIMEOUT when the answer has not come by then; the ticket is still to be finished. */
+enum kv_status kvc_channel_await(struct kvc_channel *channel, uint32_t ticket, uint64_t until_ms);
 enum kv_status kvc_channel_finish(
     struct kvc_channel *channel, uint32_t ticket, uint32_t deadline_ms, Kv__Response **response);
 

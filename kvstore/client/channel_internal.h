@@ -7,11 +7,14 @@
 
 #include "common/collect/list.h"
 #include "common/transport/frame.h"
+#include "common/transport/secure_channel.h"
 #include "kvstore/client/channel.h"
 #include "kvstore/client/store_internal.h"
 
 enum {
 	KVC_HELLO_MS = 2000, /* a store that accepts but does not greet is taken for dead */
+	KVC_REMOTE_HELLO_MS = 5000, /* the same of a store on another host, with the way there */
+	KVC_SILENCE_MS = 5000,      /* after which the system gives a TCP connection up */
 	KVC_BACKOFF_FIRST_MS = 100,
 	KVC_BACKOFF_LAST_MS = 2000,
 	KVC_PUSH_DELAY_MS = 50, /* of the 100 ms promised, the rest is for scheduling */
@@ -57,6 +60,8 @@ struct kvc_pusher {
 struct kvc_channel {
 	struct kv_allocator *allocator;
 	char *path, *name, *kind, *model_name, *transport;
+	bool remote; /* path is HOST:PORT, and the secret holds */
+	uint8_t secret[KV_SECRET_BYTES];
 	uint8_t model_id[KVW_MODEL_ID_BYTES];
 	bool has_model;
 	struct kvw_model_layout layout;
@@ -72,6 +77,7 @@ struct kvc_channel {
 	bool stopping;
 	bool give_up; /* a caller's deadline passed: drop the connection */
 	int socket;   /* closed by the thread only */
+	struct kv_secure *secure; /* of the socket, where the store is on another host */
 	struct kv_frame_writer *writer;
 	uint64_t sessions; /* agreed on so far */
 	uint64_t next_id;
@@ -121,6 +127,16 @@ void kvc_push_answered(struct kvc_channel *channel, const Kv__Response *response
 void kvc_push_lost(struct kvc_channel *channel);
 bool kvc_push_outstanding(const struct kvc_channel *channel);
 enum kv_status kvc_send_counters(struct kvc_channel *channel, bool leaving);
+
+/* ---- channel_connect.c ---- */
+
+bool kvc_channel_stopping(struct kvc_channel *channel);
+/* By when a connection that is begun now must be agreed on. */
+uint32_t kvc_channel_hello_ms(const struct kvc_channel *channel);
+/* A connected socket, and what encrypts it where the store is on another host. The thread's own, no
+ * lock is held. */
+enum kv_status kvc_channel_connect(
+    struct kvc_channel *channel, uint64_t deadline_ms, int *socket, struct kv_secure **secure);
 
 /* ---- channel_thread.c ---- */
 

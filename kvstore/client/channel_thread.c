@@ -10,7 +10,6 @@
 #include "common/base/log.h"
 #include "common/runtime/fault_point.h"
 #include "common/transport/transport_map.h"
-#include "common/transport/unix_socket.h"
 #include "kvstore/client/channel_internal.h"
 
 #define MODULE "store-client"
@@ -41,10 +40,14 @@ static void disconnect(struct kvc_channel *channel)
 {
 	atomic_store_explicit(&channel->session, 0, memory_order_release);
 	channel->give_up = false;
+	if (channel->secure) kv_secure_finish(channel->secure, channel->socket);
 	if (channel->socket >= 0) close(channel->socket);
 	channel->socket = -1;
 	kv_frame_reader_destroy(channel->reader);
 	channel->reader = NULL;
+	if (channel->secure && channel->writer) kv_frame_writer_secure(channel->writer, NULL);
+	kv_secure_destroy(channel->secure);
+	channel->secure = NULL;
 	if (channel->page) kv_control_page_unmap(channel->page);
 	channel->page = NULL;
 	if (channel->welcome.page_descriptor >= 0) close(channel->welcome.page_descriptor);
@@ -157,6 +160,9 @@ static enum kv_status accept_hello(struct kvc_channel *channel, const Kv__Respon
 	if (hello->transport_address.len)
 		memcpy(welcome->address.bytes, hello->transport_address.data, hello->transport_address.len);
 	welcome->address.length = (uint32_t)hello->transport_address.len;
+	/* One transport reaches another host, and no other one is wanted on this one. */
+	if (channel->remote != (strcmp(welcome->transport, KVC_STREAM) == 0))
+		return kv_fail(KV_PROTOCOL, "the store's hello tells of the wrong transport");
 	if (hello->has_control_page) KV_TRY(map_page(channel, welcome));
 	welcome->session = ++channel->sessions;
 	return KV_OK;
@@ -347,33 +353,29 @@ static enum kv_status serve_once(struct kvc_channel *channel, uint64_t until)
 	return KV_OK;
 }
 
-static bool stopping(struct kvc_channel *channel)
-{
-	bool value;
-
-	pthread_mutex_lock(&channel->lock);
-	value = channel->stopping;
-	pthread_mutex_unlock(&channel->lock);
-	return value;
-}
-
 /* ---- a connection's life ---- */
 
-static enum kv_status prepare(struct kvc_channel *channel)
+static enum kv_status prepare(struct kvc_channel *channel, uint64_t deadline)
 {
+	struct kv_secure *secure = NULL;
 	int socket = -1;
 	enum kv_status status;
 
-	KV_TRY(kv_unix_connect(channel->path, &socket));
+	KV_TRY(kvc_channel_connect(channel, deadline, &socket, &secure));
 	pthread_mutex_lock(&channel->lock);
 	kv_frame_writer_destroy(channel->writer);
 	channel->writer = NULL;
 	channel->socket = socket;
+	channel->secure = secure;
 	KV_TRY_GOTO(status, kv_frame_writer_create(channel->allocator, 0, &channel->writer), out);
 	KV_TRY_GOTO(status,
 	    kv_frame_reader_create(
 	        channel->allocator, KV_CODEC_MAX_MESSAGE, KV_FRAME_MAX_DESCRIPTORS, &channel->reader),
 	    out);
+	if (secure) {
+		kv_frame_reader_secure(channel->reader, secure);
+		kv_frame_writer_secure(channel->writer, secure);
+	}
 	channel->welcome.session = 0;
 	status = send_hello(channel);
 out:
@@ -402,14 +404,14 @@ static void begin_session(struct kvc_channel *channel)
 
 static enum kv_status connect_store(struct kvc_channel *channel)
 {
-	uint64_t deadline = kv_now_ms() + KVC_HELLO_MS;
+	uint64_t deadline = kv_now_ms() + kvc_channel_hello_ms(channel);
 
-	KV_TRY(prepare(channel));
+	KV_TRY(prepare(channel, deadline));
 	while (!channel->welcome.session) {
 		if (kv_now_ms() >= deadline)
 			return kv_fail(KV_DISCONNECTED,
 			    "the store at %s accepts connections but does not answer", channel->path);
-		if (stopping(channel)) return kv_fail(KV_CANCELLED, "closing");
+		if (kvc_channel_stopping(channel)) return kv_fail(KV_CANCELLED, "closing");
 		KV_TRY(serve_once(channel, deadline));
 	}
 	begin_session(channel);
@@ -460,7 +462,7 @@ static enum kv_status send_due(struct kvc_channel *channel, uint64_t *next_ms)
 /* Until the connection breaks or the channel is closed. */
 static enum kv_status serve_session(struct kvc_channel *channel)
 {
-	while (!stopping(channel)) {
+	while (!kvc_channel_stopping(channel)) {
 		uint64_t next = 0;
 		enum kv_status status;
 
@@ -500,7 +502,7 @@ static void back_off(struct kvc_channel *channel)
 
 	channel->backoff_ms *= 2;
 	if (channel->backoff_ms > KVC_BACKOFF_LAST_MS) channel->backoff_ms = KVC_BACKOFF_LAST_MS;
-	while (!stopping(channel) && kv_now_ms() < until)
+	while (!kvc_channel_stopping(channel) && kv_now_ms() < until)
 		serve_once(channel, until);
 }
 
@@ -510,7 +512,7 @@ void *kvc_channel_main(void *context)
 	enum kv_status status;
 
 	channel->backoff_ms = KVC_BACKOFF_FIRST_MS;
-	while (!stopping(channel)) {
+	while (!kvc_channel_stopping(channel)) {
 		status = connect_store(channel);
 		if (status == KV_OK) {
 			status = serve_session(channel);

@@ -1,4 +1,4 @@
-/* A store behind a Unix socket: opening it, sequences, reading. */
+/* A store behind a connection: opening it, sequences, reading. */
 #include <stdio.h>
 #include <string.h>
 
@@ -298,10 +298,11 @@ static enum kv_status remote_fetch_start(
 	store->fetch_session = session->number;
 	store->fetch_reads = reads;
 	store->fetch_count = count;
-	status = start_reads(store, reads, count);
+	status = session->ops ? start_reads(store, reads, count)
+	                      : kvc_stream_start(store, reads, count, store->fetch_ms);
 	if (status == KV_OK) return KV_OK;
 	/* The caller does not wait for what was not started: nothing may arrive after this. */
-	if (store->fetch_waits) (void)session->ops->wait(session->client, store->fetch_ms);
+	if (store->fetch_waits && session->ops) (void)session->ops->wait(session->client, store->fetch_ms);
 	store->fetch_waits = false;
 	store->fetch_session = 0;
 	note_fetch(store, status);
@@ -314,7 +315,10 @@ static enum kv_status remote_fetch_wait(struct kvc_store *base)
 	struct kvc_session *session = store->current;
 	enum kv_status status = KV_OK;
 
-	if (store->fetch_waits) status = session->ops->wait(session->client, store->fetch_ms);
+	if (!session->ops)
+		status = kvc_stream_wait(store);
+	else if (store->fetch_waits)
+		status = session->ops->wait(session->client, store->fetch_ms);
 	store->fetch_waits = false;
 	note_fetch(store, status);
 	if (status == KV_OK && store->fetch_session != session->number)
@@ -432,14 +436,15 @@ static enum kv_status start_channel(
 {
 	const char *transport = options->transport ? options->transport : "auto";
 	struct kvc_channel_settings settings = {.allocator = options->allocator,
-	    .path = options->address + strlen("unix:"),
+	    .path = strchr(options->address, ':') + 1,
+	    .secret = options->secret,
 	    .name = options->name,
 	    .kind = "gpu-worker",
 	    .model_name = options->model_name,
 	    .model_id = options->model_id,
 	    .layout = options->layout,
 	    .transport = transport,
-	    .staging_descriptor = store->staging_descriptor,
+	    .staging_descriptor = options->secret ? -1 : store->staging_descriptor,
 	    .staging_bytes = store->staging_bytes};
 
 	store->faulty = strncmp(transport, faulty_prefix, sizeof faulty_prefix - 1) == 0;

@@ -9,6 +9,10 @@
 enum {
 	KVC_MAX_PUTS = 64,
 	KVC_FETCH_CHUNK = 256,
+	KVC_STREAM_WINDOW = 16,        /* fetch requests under way */
+	KVC_STREAM_READS = 1024,       /* of one request */
+	KVC_STREAM_BYTES = 256 << 10,  /* of one request or put */
+	KVC_STREAM_PUTS = 16,          /* under way */
 	KVC_FETCHES_FAIL = 2 /* in a row: the connection is given up */
 };
 
@@ -22,11 +26,31 @@ struct kvc_session {
 	uint32_t slot;
 	uint32_t users; /* open sequences */
 	char transport[16];
-	const struct kv_transport_ops *ops;
+	const struct kv_transport_ops *ops; /* NULL: stream, all bytes pass in messages */
 	struct kv_transport_client *client;
 	const struct kvw_control_page *page; /* NULL: no page, the connection alone tells */
 	struct kvc_attached *regions;        /* by ascending index */
 	uint32_t region_count, region_capacity;
+};
+
+/* One fetch request under way: `bytes` from `offset` of read `read` on. */
+struct kvc_stream_batch {
+	uint32_t ticket, read;
+	uint64_t offset;
+	uint32_t bytes;
+};
+
+/* A batch of reads cut into requests, as many of them under way as fill the line. */
+struct kvc_stream {
+	const struct kvc_read *reads;
+	uint32_t count;
+	uint32_t read; /* what the next request begins with */
+	uint64_t offset;
+	uint64_t until_ms;
+	struct kvc_stream_batch batches[KVC_STREAM_WINDOW]; /* a queue, oldest first */
+	uint32_t first_batch, batch_count;
+	uint64_t segment_ids[KVC_STREAM_READS], offsets[KVC_STREAM_READS];
+	uint32_t layers[KVC_STREAM_READS], sizes[KVC_STREAM_READS];
 };
 
 struct kvc_attached {
@@ -69,6 +93,7 @@ struct kvc_remote_store {
 	uint32_t fetches_failed; /* one after the other */
 	const struct kvc_read *fetch_reads; /* the batch: the caller's */
 	uint32_t fetch_count;
+	struct kvc_stream stream;
 	uint8_t *verify_memory; /* a unit, where reads are verified */
 	uint64_t verify_bytes;
 	struct kv_transfer transfers[KVC_FETCH_CHUNK];
@@ -107,8 +132,23 @@ void kvc_remote_unit_drop(struct kvc_entry *entry, uint32_t layer);
 enum kv_status kvc_remote_commit(
     struct kvc_sequence *sequence, const struct kvc_commit *commit, struct kvc_entry **results);
 void kvc_remote_release(struct kvc_sequence *sequence, const uint64_t *ids, uint32_t count);
+/* Remember a put that is under way, when `most` or less are: the oldest are waited for. The block at
+ * `staged` goes back when it is done (KVC_NOT_STAGED: none). */
+void kvc_remote_put_room(struct kvc_remote_store *store, uint32_t most);
+void kvc_remote_put_begun(
+    struct kvc_sequence *sequence, uint32_t ticket, uint64_t staged);
 /* Wait for every put of this sequence (NULL: of all). */
 void kvc_remote_drain_puts(struct kvc_remote_store *store, const struct kvc_sequence *sequence);
+
+/* ---- remote_stream.c: to a store on another host ---- */
+
+/* Ask for the first bytes of the reads; kvc_stream_wait brings them all, within `deadline_ms` and
+ * what a slow line may need. Neither leaves a request behind when it fails. */
+enum kv_status kvc_stream_start(struct kvc_remote_store *store, const struct kvc_read *reads,
+    uint32_t count, uint32_t deadline_ms);
+enum kv_status kvc_stream_wait(struct kvc_remote_store *store);
+/* Send what unit_begin gave out; its staging memory is free then. */
+enum kv_status kvc_stream_put(struct kvc_entry *entry, uint32_t layer);
 
 /* ---- remote_verify.c ---- */
 

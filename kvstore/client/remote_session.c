@@ -61,6 +61,10 @@ static enum kv_status create_session(
 	created->epoch = welcome->epoch;
 	created->slot = welcome->slot;
 	memcpy(created->transport, welcome->transport, sizeof created->transport);
+	if (strcmp(welcome->transport, KVC_STREAM) == 0) {
+		*session = created;
+		return KV_OK;
+	}
 	created->ops = kv_transport_find(welcome->transport);
 	if (!created->ops) {
 		status = kv_fail(KV_UNSUPPORTED, "the store uses the transport \"%s\", unknown here",
@@ -158,7 +162,7 @@ static enum kv_status add_region(
 static void detach_one(struct kvc_session *session, uint32_t index)
 {
 	struct kvc_attached *region = kvc_session_region(session, index);
-	size_t behind;
+	size_t behind; /* regions; with stream there are none */
 
 	if (!region) return;
 	session->ops->region_detach(session->client, region->remote);
@@ -172,6 +176,10 @@ static enum kv_status attach_one(struct kvc_remote_store *store, struct kvc_anno
 	struct kvc_session *session = store->current;
 	struct kvc_attached region = {.index = announced->index, .bytes = announced->bytes};
 
+	if (!session->ops) {
+		if (announced->descriptor >= 0) close(announced->descriptor);
+		return kv_fail(KV_PROTOCOL, "the store tells of memory that is on another host");
+	}
 	if (kvc_session_region(session, announced->index)) {
 		if (announced->descriptor >= 0) close(announced->descriptor);
 		return kv_fail(KV_PROTOCOL, "the store told twice of region %u", announced->index);
@@ -212,7 +220,8 @@ void kvc_session_lanes(struct kvc_remote_store *store)
 {
 	const struct kvc_session *session = store->current;
 
-	snprintf(store->lanes, sizeof store->lanes, "%s", session->ops->lanes(session->client));
+	snprintf(store->lanes, sizeof store->lanes, "%s",
+	    session->ops ? session->ops->lanes(session->client) : KVC_STREAM);
 	kvc_channel_set_lanes(store->channel, store->lanes);
 }
 
@@ -241,6 +250,9 @@ enum kv_status kvc_session_resolve(struct kvc_session *session, struct kvc_entry
 		const struct kvc_attached *region = kvc_session_region(session, entry->region[layer]);
 		uint64_t offset = entry->offset[layer];
 
+		unit->staged = KVC_NOT_STAGED;
+		/* It is named by its segment, and lies where this host does not see. */
+		if (!session->ops) continue;
 		if (!region)
 			return kv_fail(KV_PROTOCOL, "segment %llu lies in region %u, which is not attached",
 			    (unsigned long long)entry->view.id, entry->region[layer]);
@@ -249,7 +261,6 @@ enum kv_status kvc_session_resolve(struct kvc_session *session, struct kvc_entry
 			return kv_fail(KV_PROTOCOL, "segment %llu does not lie inside region %u",
 			    (unsigned long long)entry->view.id, entry->region[layer]);
 		unit->read = session->ops->direct_read(region->remote, offset, unit->bytes);
-		unit->staged = KVC_NOT_STAGED;
 	}
 	return KV_OK;
 }

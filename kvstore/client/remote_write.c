@@ -162,7 +162,7 @@ static void finish_put(struct kvc_remote_store *store, uint32_t deadline_ms)
 		remote->put_status = status;
 		snprintf(remote->put_text, sizeof remote->put_text, "%s", kv_error_message());
 	}
-	kvc_staging_give(&store->staging, put->staged);
+	if (put->staged != KVC_NOT_STAGED) kvc_staging_give(&store->staging, put->staged);
 	store->first_put = (store->first_put + 1) % KVC_MAX_PUTS;
 	store->put_count--;
 }
@@ -172,6 +172,21 @@ static void reap_puts(struct kvc_remote_store *store)
 	while (
 	    store->put_count && kvc_channel_done(store->channel, store->puts[store->first_put].ticket))
 		finish_put(store, 0);
+}
+
+void kvc_remote_put_room(struct kvc_remote_store *store, uint32_t most)
+{
+	reap_puts(store);
+	while (store->put_count >= most)
+		finish_put(store, store->call_ms);
+}
+
+void kvc_remote_put_begun(struct kvc_sequence *sequence, uint32_t ticket, uint64_t staged)
+{
+	struct kvc_remote_store *store = kvc_remote_of(sequence->store);
+
+	store->puts[(store->first_put + store->put_count++) % KVC_MAX_PUTS] =
+	    (struct kvc_put){.ticket = ticket, .staged = staged, .sequence = sequence};
 }
 
 void kvc_remote_drain_puts(struct kvc_remote_store *store, const struct kvc_sequence *sequence)
@@ -217,11 +232,14 @@ enum kv_status kvc_remote_unit_begin(struct kvc_entry *entry, uint32_t layer)
 	struct kvc_remote_store *store = kvc_remote_of(entry->sequence->store);
 	struct kvc_session *session = remote_part(entry->sequence)->session;
 	struct kvc_unit *unit = &entry->units[layer];
-	const struct kvc_attached *region = kvc_session_region(session, entry->region[layer]);
 
 	unit->staged = KVC_NOT_STAGED;
-	unit->write = session->ops->direct_write(region->remote, entry->offset[layer], unit->bytes);
-	if (unit->write) return KV_OK;
+	if (session->ops) {
+		const struct kvc_attached *region = kvc_session_region(session, entry->region[layer]);
+
+		unit->write = session->ops->direct_write(region->remote, entry->offset[layer], unit->bytes);
+		if (unit->write) return KV_OK;
+	}
 	KV_TRY(take_staging(store, unit->bytes, &unit->staged));
 	unit->write = store->staging_memory + unit->staged;
 	return KV_OK;
@@ -258,11 +276,9 @@ static enum kv_status put_by_message(struct kvc_entry *entry, uint32_t layer)
 	struct kvc_remote_store *store = kvc_remote_of(entry->sequence->store);
 	Kv__Request request = KV__REQUEST__INIT;
 	Kv__PutRequest put = KV__PUT_REQUEST__INIT;
-	struct kvc_put *record;
 	uint32_t ticket;
 
-	reap_puts(store);
-	if (store->put_count == KVC_MAX_PUTS) finish_put(store, store->call_ms);
+	kvc_remote_put_room(store, KVC_MAX_PUTS);
 	put.segment_id = entry->view.id;
 	put.layer = layer;
 	put.staging_offset = entry->units[layer].staged;
@@ -270,9 +286,7 @@ static enum kv_status put_by_message(struct kvc_entry *entry, uint32_t layer)
 	request.body_case = KV__REQUEST__BODY_PUT;
 	request.put = &put;
 	KV_TRY(kvc_channel_start(store->channel, entry->sequence->session, &request, &ticket));
-	record = &store->puts[(store->first_put + store->put_count++) % KVC_MAX_PUTS];
-	*record = (struct kvc_put){
-	    .ticket = ticket, .staged = put.staging_offset, .sequence = entry->sequence};
+	kvc_remote_put_begun(entry->sequence, ticket, put.staging_offset);
 	/* The block now belongs to the put. */
 	entry->units[layer].staged = KVC_NOT_STAGED;
 	return KV_OK;
@@ -287,7 +301,7 @@ enum kv_status kvc_remote_unit_end(struct kvc_entry *entry, uint32_t layer)
 	unit->checksum = kv_crc32c(0, unit->write, unit->bytes);
 	if (unit->staged == KVC_NOT_STAGED) return KV_OK;
 	if (strcmp(session->transport, "map") == 0) return put_by_message(entry, layer);
-	status = put_by_transport(entry, layer);
+	status = session->ops ? put_by_transport(entry, layer) : kvc_stream_put(entry, layer);
 	kvc_remote_unit_drop(entry, layer);
 	return status;
 }

@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "common/runtime/fault_point.h"
+#include "common/transport/tcp_socket.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/client/store_internal.h"
 
@@ -13,8 +14,27 @@ enum kv_status kvc_address_check(const char *address)
 {
 	if (strcmp(address, "none") == 0) return KV_OK;
 	if (strncmp(address, "unix:", 5) == 0) return kv_unix_path_check(address + 5);
+	if (strncmp(address, "tcp:", 4) == 0) return kv_tcp_address_check(address + 4, 0);
 	return kv_fail(KV_INVALID,
-	    "store address \"%s\" is not understood: write unix:PATH, or none for an own one", address);
+	    "store address \"%s\" is not understood: write unix:PATH, tcp:HOST:PORT, or none for an own "
+	    "one",
+	    address);
+}
+
+static enum kv_status check_remote(const struct kvc_options *options)
+{
+	const char *transport = options->transport ? options->transport : "auto";
+	const bool remote = strncmp(options->address, "tcp:", 4) == 0;
+
+	if (remote != (options->secret != NULL))
+		return kv_fail(KV_INVALID, "store address \"%s\" %s", options->address,
+		    remote ? "takes a secret: name its file" : "takes no secret");
+	if (!remote || strcmp(transport, "auto") == 0 || strcmp(transport, KVC_STREAM) == 0)
+		return KV_OK;
+	return kv_fail(KV_UNSUPPORTED,
+	    "transport=%s to a store on another host is not there: bytes go through the encrypted stream, "
+	    "use auto or stream",
+	    transport);
 }
 
 enum kv_status kvc_open(const struct kvc_options *options, struct kvc_store **store)
@@ -22,6 +42,7 @@ enum kv_status kvc_open(const struct kvc_options *options, struct kvc_store **st
 	if (!options->allocator || !options->address)
 		return kv_fail(KV_INVALID, "opening a store takes an allocator and an address");
 	KV_TRY(kvc_address_check(options->address));
+	KV_TRY(check_remote(options));
 	KV_TRY(kvw_model_layout_check(&options->layout));
 	if (strcmp(options->address, "none") == 0) return kvc_local_open(options, store);
 	return kvc_remote_open(options, store);

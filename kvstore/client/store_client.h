@@ -1,6 +1,7 @@
 /* All that a worker sees of the store.
  *
- * One struct kvc_store is a connection (unix:PATH) or an in-process store (none). Calls are
+ * One struct kvc_store is a connection (unix:PATH, or tcp:HOST:PORT to a store on another host, where
+ * all that passes is encrypted) or an in-process store (none). Calls are
  * synchronous with a deadline and are made by one thread, the engine's; a thread inside keeps the
  * control socket: heartbeats, lease, counters, noticing that the store is gone, reconnecting with
  * backoff. After a reconnection, or a lapsed lease, everything attached before is stale: calls on
@@ -28,10 +29,16 @@ extern "C" {
 struct kvc_store;
 struct kvc_sequence;
 
+enum { KVC_SECRET_BYTES = 32 };
+
 struct kvc_options {
 	struct kv_allocator *allocator;
-	const char *address;   /* "unix:PATH" or "none"; copied */
-	const char *transport; /* "auto", "ucx" or "map" ("faulty-NAME" in tests); unused for "none" */
+	const char *address; /* "unix:PATH", "tcp:HOST:PORT" or "none"; copied */
+	/* tcp: what the store's secret file holds, KVC_SECRET_BYTES (common/transport/secret.h); copied.
+	 * NULL for the others. */
+	const uint8_t *secret;
+	/* "auto", "ucx" or "map", "stream" for tcp ("faulty-NAME" in tests); unused for "none" */
+	const char *transport;
 	const char *name;      /* the worker's name in the store's statistics */
 	uint8_t model_id[KVW_MODEL_ID_BYTES];
 	const char *model_name;
@@ -47,14 +54,15 @@ struct kvc_options {
 enum kv_status kvc_address_check(const char *address);
 
 /* Connect and agree. Errors: KV_DISCONNECTED (no such socket, nobody listening: names the path),
- * KV_PROTOCOL (other protocol version), KV_REFUSED (same model id with another layout). */
+ * KV_PROTOCOL (other protocol version), KV_REFUSED (same model id with another layout; another
+ * secret), KV_UNSUPPORTED (tcp with a transport that needs the same host). */
 enum kv_status kvc_open(const struct kvc_options *options, struct kvc_store **store);
 void kvc_close(struct kvc_store *store);
 
 /* 1 while the connection stands and the lease holds. Any thread. */
 int kvc_connected(struct kvc_store *store);
 uint64_t kvc_generation(struct kvc_store *store);
-const char *kvc_transport(struct kvc_store *store); /* "ucx", "map", "local" */
+const char *kvc_transport(struct kvc_store *store); /* "ucx", "map", "stream", "local" */
 const char *kvc_lanes(struct kvc_store *store);     /* e.g. "posix/rkey_ptr", "memfd", "process" */
 
 /* A stored segment as this worker reaches it. Owned by its sequence. */
@@ -157,7 +165,7 @@ void kvc_release(
     struct kvc_sequence *sequence, const struct kvc_segment *const *segments, uint32_t count);
 
 /* The unit's memory where it can be read in place, else NULL; NULL also from a store that wants
- * every read verified. */
+ * every read verified, and from one on another host. */
 const uint8_t *kvc_direct(
     struct kvc_store *store, const struct kvc_segment *segment, uint32_t layer);
 

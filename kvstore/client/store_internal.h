@@ -25,6 +25,7 @@ enum {
 	KVC_MAX_CALL_SEGMENTS = 4096
 };
 
+#define KVC_STREAM        "stream" /* the transport to another host */
 #define KVC_STAGING_BYTES (UINT64_C(64) << 20)
 
 enum kvc_unit_state { KVC_UNIT_EMPTY, KVC_UNIT_BEGUN, KVC_UNIT_ENDED };

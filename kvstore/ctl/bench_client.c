@@ -139,7 +139,9 @@ static enum kv_status open_folds(struct bench_client *client)
 static enum kv_status open_all(struct bench_client *client)
 {
 	const struct ctl_settings *settings = client->run->settings;
-	char address[160];
+	char address[CTL_ADDRESS_BYTES];
+	uint8_t secret[KVC_SECRET_BYTES];
+	bool remote = false;
 	char name[32];
 	struct kvc_options options = {.allocator = kv_heap(),
 	    .address = address,
@@ -150,7 +152,8 @@ static enum kv_status open_all(struct bench_client *client)
 	    .connect_ms = (uint32_t)settings->timeout_ms,
 	    .staging_bytes = UINT64_C(3) * BENCH_UNIT_BYTES};
 
-	snprintf(address, sizeof address, "unix:%s", settings->socket);
+	KV_TRY(ctl_store(settings, address, secret, &remote));
+	if (remote) options.secret = secret;
 	snprintf(name, sizeof name, "bench-%u", client->index);
 	memcpy(options.model_id, "clusterkv bench", 15);
 	client->tokens = kv_alloc_array(kv_heap(), BENCH_UNIT_TOKENS, sizeof *client->tokens);

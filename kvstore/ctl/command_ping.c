@@ -6,12 +6,15 @@
 
 #include "common/base/clock.h"
 #include "common/transport/frame.h"
+#include "common/transport/secret.h"
+#include "common/transport/secure_dial.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/ctl/ctl.h"
 #include "proto/codec.h"
 
 struct line {
 	int socket;
+	struct kv_secure *secure; /* NULL: on this host */
 	struct kv_frame_reader *reader;
 	struct kv_frame_writer *writer;
 	uint64_t deadline;
@@ -104,13 +107,13 @@ static void print_result(const struct ctl_settings *settings, const Kv__HelloRes
 		printf(
 		    "%s answers: version %s, transport %s, generation %016llx, hello %.3f ms, round trip "
 		    "%.3f ms\n",
-		    settings->socket, hello->build, hello->transport,
+		    settings->store[0] ? settings->store : settings->socket, hello->build, hello->transport,
 		    (unsigned long long)hello->boot_generation, 1e3 * first, 1e3 * shortest);
 		return;
 	}
 	kv_text_init(&text, kv_heap(), 4096);
 	kv_text_put(&text, "{\"socket\":");
-	kv_text_put_json(&text, settings->socket);
+	kv_text_put_json(&text, settings->store[0] ? settings->store : settings->socket);
 	kv_text_put(&text, ",\"version\":");
 	kv_text_put_json(&text, hello->build);
 	kv_text_put(&text, ",\"transport\":");
@@ -143,17 +146,42 @@ static enum kv_status talk(const struct ctl_settings *settings, struct line *lin
 	return status;
 }
 
+static enum kv_status connect_line(const struct ctl_settings *settings, struct line *line)
+{
+	char address[CTL_ADDRESS_BYTES];
+	uint8_t secret[KV_SECRET_BYTES];
+	struct kv_secure_dial dial = {.allocator = kv_heap(),
+	    .secret = secret,
+	    .deadline_ms = line->deadline,
+	    .silence_ms = (uint32_t)settings->timeout_ms};
+	bool remote = false;
+	enum kv_status status;
+
+	KV_TRY(ctl_store(settings, address, secret, &remote));
+	dial.address = strchr(address, ':') + 1;
+	if (!remote) return kv_unix_connect(dial.address, &line->socket);
+	status = kv_secure_dial(&dial, &line->socket, &line->secure);
+	kv_secret_wipe(secret);
+	return status;
+}
+
 enum kv_status ctl_ping(const struct ctl_settings *settings)
 {
 	struct line line = {.socket = -1, .deadline = kv_now_ms() + settings->timeout_ms};
 	enum kv_status status;
 
-	KV_TRY(kv_unix_connect(settings->socket, &line.socket));
+	KV_TRY(connect_line(settings, &line));
 	status = kv_frame_reader_create(kv_heap(), 0, 4, &line.reader);
 	if (status == KV_OK) status = kv_frame_writer_create(kv_heap(), 0, &line.writer);
+	if (status == KV_OK && line.secure) {
+		kv_frame_reader_secure(line.reader, line.secure);
+		kv_frame_writer_secure(line.writer, line.secure);
+	}
 	if (status == KV_OK) status = talk(settings, &line);
+	if (line.secure) kv_secure_finish(line.secure, line.socket);
 	kv_frame_reader_destroy(line.reader);
 	kv_frame_writer_destroy(line.writer);
+	kv_secure_destroy(line.secure);
 	close(line.socket);
 	return status;
 }

@@ -16,6 +16,7 @@ extern "C" {
 
 struct ctl_settings {
 	const char *stats_socket, *socket;
+	const char *store, *store_secret; /* instead of socket; "": not given */
 	bool json;
 	double interval; /* seconds between two lines of stat; 0: one shot */
 	uint32_t count;  /* lines of stat (0: no end), or pings (0: three) */
@@ -31,6 +32,12 @@ struct ctl_settings {
 
 extern const struct kv_program ctl_program;
 
+enum { CTL_ADDRESS_BYTES = 300 };
+/* The store that --store or --socket names, as kvc_open takes it, and its secret where it takes one
+ * (*remote is true then). */
+enum kv_status ctl_store(const struct ctl_settings *settings, char address[CTL_ADDRESS_BYTES],
+    uint8_t secret[32], bool *remote);
+
 /* The commands print to standard output themselves. */
 enum kv_status ctl_stat(const struct ctl_settings *settings);
 enum kv_status ctl_ping(const struct ctl_settings *settings);
@@ -40,6 +47,7 @@ enum kv_status ctl_top(const struct ctl_settings *settings);
 enum kv_status ctl_evict(const struct ctl_settings *settings);
 enum kv_status ctl_drain(const struct ctl_settings *settings);
 enum kv_status ctl_bench(const struct ctl_settings *settings);
+enum kv_status ctl_secret(const struct ctl_settings *settings);
 
 /* Send one command to the stats socket; `answer` gets its text as it comes.
  * KV_DISCONNECTED names the path when nobody is there; KV_TIMEOUT; KV_PROTOCOL carries the store's

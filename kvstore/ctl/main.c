@@ -6,6 +6,7 @@
 #include "common/base/process.h"
 #include "common/transport/transport.h"
 #include "common/transport/unix_socket.h"
+#include "kvstore/client/store_client.h"
 #include "kvstore/ctl/ctl.h"
 
 enum {
@@ -16,10 +17,16 @@ enum {
 	COMMAND_TOP = 16,
 	COMMAND_EVICT = 32,
 	COMMAND_DRAIN = 64,
-	COMMAND_BENCH = 128
+	COMMAND_BENCH = 128,
+	COMMAND_SECRET = 256
 };
 
 #define FIELD(name) offsetof(struct ctl_settings, name)
+
+static enum kv_status check_store(const char *address)
+{
+	return *address ? kvc_address_check(address) : KV_OK;
+}
 
 static const struct kv_option options[] = {
     {.name = "stats-socket",
@@ -39,6 +46,21 @@ static const struct kv_option options[] = {
         .unit = "PATH",
         .help = "The store's control socket.",
         .check = kv_unix_path_check,
+        .commands = COMMAND_PING | COMMAND_BENCH},
+    {.name = "store",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(store),
+        .default_text = "",
+        .unit = "tcp:HOST:PORT",
+        .help = "Instead of the socket: the --listen address of a store on another host.",
+        .check = check_store,
+        .commands = COMMAND_PING | COMMAND_BENCH},
+    {.name = "store-secret",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(store_secret),
+        .default_text = "",
+        .unit = "FILE",
+        .help = "That store's secret file.",
         .commands = COMMAND_PING | COMMAND_BENCH},
     {.name = "timeout",
         .kind = KV_OPTION_DURATION,
@@ -135,6 +157,9 @@ static const struct kv_command commands[] = {
     {.name = "bench",
         .summary = "Measure fetches and commits beside memcpy.",
         .bit = COMMAND_BENCH},
+    {.name = "secret",
+        .summary = "Print a new secret for kvstored --secret-file.",
+        .bit = COMMAND_SECRET},
 };
 
 static const char *const other_sections[] = {"kvstored", "gpu-worker", NULL};
@@ -159,6 +184,8 @@ static enum kv_status run(const struct kv_command *command, const struct ctl_set
 		return ctl_ping(settings);
 	case COMMAND_READY:
 		return ctl_ready(settings);
+	case COMMAND_SECRET:
+		return ctl_secret(settings);
 	case COMMAND_TOP:
 		return ctl_top(settings);
 	case COMMAND_EVICT:

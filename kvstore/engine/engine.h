@@ -314,6 +314,11 @@ enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t
  * there is no such reservation any more, nothing is kept. */
 void kvs_unit_summed(struct kvs_engine *engine, uint64_t segment_id, uint32_t layer, uint32_t crc);
 
+/* Where the peer may read bytes of a unit: of a committed segment that one of its sequences refers
+ * to, as long as its lease holds; KV_NOT_FOUND else. For a copy before the next call. */
+enum kv_status kvs_fetch_source(struct kvs_engine *engine, uint32_t peer, uint64_t segment_id,
+    uint32_t layer, uint64_t offset, uint64_t bytes, const uint8_t **memory);
+
 /* Give up reservations, or references to pieces. Ids that are neither are ignored (a repeated
  * call). A segment whose commit is in flight is KV_BUSY. */
 enum kv_status kvs_release(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,

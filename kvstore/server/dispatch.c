@@ -27,6 +27,7 @@ static const struct route routes[] = {
     {KV__REQUEST__BODY_RESERVE, "reserve", STATE(KVS_WORKING), kvs_handle_reserve},
     {KV__REQUEST__BODY_RELEASE, "release", STATE(KVS_WORKING), kvs_handle_release},
     {KV__REQUEST__BODY_PUT, "put", STATE(KVS_WORKING), kvs_handle_put},
+    {KV__REQUEST__BODY_FETCH, "fetch", STATE(KVS_WORKING), kvs_handle_fetch},
     {KV__REQUEST__BODY_COMMIT, "commit", STATE(KVS_WORKING), kvs_handle_commit},
 };
 
@@ -97,6 +98,7 @@ void kvs_dispatch(struct kvs_peer *peer, Kv__Request *request)
 	kvs_segment_set_destroy(&answer.segments);
 	kvs_segment_set_destroy(&answer.pieces);
 	kv_free(peer->server->allocator, answer.piece_tokens);
+	kv_free(peer->frames, answer.data);
 	kv_codec_request_free(peer->frames, request);
 }
 

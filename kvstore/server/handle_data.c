@@ -106,6 +106,7 @@ enum kv_status kvs_handle_put(
 	struct put_job *job, now;
 	uint8_t *target = NULL;
 
+	if (peer->secure) return kvs_put_inline(peer, put);
 	KV_TRY(check_put(peer, put));
 	KV_TRY(kvs_put_target(
 	    server->engine, peer->slot, put->segment_id, put->layer, put->bytes, &target));

@@ -27,15 +27,21 @@ enum kv_status kvs_check_draining(const struct kvs_server *server)
 
 static enum kv_status check_transport(const struct kvs_peer *peer, const Kv__HelloRequest *hello)
 {
-	const char *ours = peer->server->transport->name;
+	const char *ours = peer->secure ? KVS_STREAM : peer->server->transport->name;
+	const bool fits = strcmp(hello->transport, "auto") == 0 || strcmp(hello->transport, ours) == 0;
 
-	if (strcmp(hello->transport, "auto") != 0 && strcmp(hello->transport, ours) != 0)
+	if (!fits && peer->secure)
+		return kv_fail(KV_REFUSED,
+		    "the worker asks for transport=%s, but workers on other hosts have their bytes through "
+		    "the encrypted stream: use auto, or stream",
+		    hello->transport);
+	if (!fits)
 		return kv_fail(KV_REFUSED,
 		    "the worker asks for transport=%s, this store serves transport=%s: use auto, or start "
 		    "the "
 		    "store with --transport=%s",
 		    hello->transport, ours, hello->transport);
-	if (peer->server->transport == &kv_transport_ucx &&
+	if (!peer->secure && peer->server->transport == &kv_transport_ucx &&
 	    peer->credentials.uid != (uint32_t)geteuid())
 		return kv_fail(KV_REFUSED,
 		    "the worker runs as user %u, the store as %u: ucx needs the same user, start the store "
@@ -48,7 +54,7 @@ static enum kv_status take_staging(struct kvs_peer *peer, const Kv__HelloRequest
 {
 	int descriptor;
 
-	if (peer->server->transport != &kv_transport_map) return KV_OK;
+	if (peer->secure || peer->server->transport != &kv_transport_map) return KV_OK;
 	descriptor = kv_frame_take_descriptor(peer->reader);
 	if (!hello->staging_descriptor || descriptor < 0)
 		return kv_fail(KV_PROTOCOL, "a worker passes staging memory with its hello");
@@ -73,7 +79,7 @@ static enum kv_status add_to_engine(struct kvs_peer *peer, const Kv__HelloReques
 	KV_TRY(kvw_model_layout_check(&request.layout));
 	/* Else all share what they store: whoever gets in can read the arena. */
 	if (server->settings->isolation || server->quotas.named) request.tenant = peer->tenant->name;
-	if (server->settings->isolation) KV_TRY(kvs_tenant_page(peer->tenant));
+	if (server->settings->isolation && !peer->secure) KV_TRY(kvs_tenant_page(peer->tenant));
 	server->joining_page = peer->tenant->page;
 	status = kvs_peer_add(server->engine, &request, &peer->slot, &peer->epoch);
 	if (status == KV_LIMIT && kvs_peers_make_room(server))
@@ -105,16 +111,19 @@ static void greet(struct kvs_peer *peer, struct kvs_answer *answer)
 
 	kv__hello_response__init(hello);
 	hello->boot_generation = kvs_engine_generation(server->engine);
-	hello->transport = (char *)(uintptr_t)server->transport->name;
+	hello->transport = (char *)(uintptr_t)(peer->secure ? KVS_STREAM : server->transport->name);
 	hello->lease_ms = kvs_engine_lease_ms(server->engine);
 	hello->heartbeat_ms = (uint32_t)server->settings->heartbeat_ms;
 	hello->build = (char *)(uintptr_t)KV_VERSION;
 	hello->protocol_version = KV_PROTOCOL_VERSION;
 	if (peer->slot_taken) {
-		hello->transport_address.data = (uint8_t *)(uintptr_t)server->address.bytes;
-		hello->transport_address.len = server->address.length;
 		hello->lease_slot = peer->slot;
 		hello->lease_epoch = peer->epoch;
+	}
+	/* What shares no memory with the store has no use for these. */
+	if (peer->slot_taken && !peer->secure) {
+		hello->transport_address.data = (uint8_t *)(uintptr_t)server->address.bytes;
+		hello->transport_address.len = server->address.length;
 		hello->has_control_page = true;
 	}
 	answer->response.body_case = KV__RESPONSE__BODY_HELLO;
@@ -132,8 +141,9 @@ static enum kv_status admit_worker(struct kvs_peer *peer, const Kv__HelloRequest
 	KV_TRY(kv_state_move(&peer->state, KVS_WORKING, peer));
 	peer->worker = kvs_worker_arrived(server, peer, peer->name, hello->model_name);
 	if (kv_log_allows(&server->worker_log, KVS_MODULE))
-		kv_info(KVS_MODULE, "worker joined name=%s slot=%u pid=%d uid=%u model=%s", peer->name,
-		    peer->slot, (int)peer->credentials.pid, peer->credentials.uid, hello->model_name);
+		kv_info(KVS_MODULE, "worker joined name=%s slot=%u pid=%d uid=%u from=%s model=%s",
+		    peer->name, peer->slot, (int)peer->credentials.pid, peer->credentials.uid,
+		    peer->secure ? peer->from : "here", hello->model_name);
 	return KV_OK;
 }
 

@@ -40,7 +40,8 @@
 	X(KVS_DUPLICATES, "segments_duplicate", COUNTER, "", "", "Committed segments that were stored already.") \
 	X(KVS_CHECKSUM_MISMATCHES, "checksum_mismatches", COUNTER, "", "", "Units whose bytes were not what the worker had written.") \
 	X(KVS_VERIFIED, "verified", COUNTER, "", "bytes", "Bytes checksummed at commit.") \
-	X(KVS_PUT, "put", COUNTER, "", "bytes", "Bytes copied from staging memory.") \
+	X(KVS_PUT, "put", COUNTER, "", "bytes", "Bytes copied from staging memory, or from messages of remote workers.") \
+	X(KVS_FETCHED, "fetched", COUNTER, "", "bytes", "Bytes sent to remote workers.") \
 	X(KVS_RESERVES, "reserves", COUNTER, "", "", "Reservations asked for, refused ones included.") \
 	X(KVS_RESERVE_FAILURES, "reserve_failures", COUNTER, "", "", "Reservations refused.") \
 	X(KVS_EVICTIONS, "evictions", COUNTER, "", "", "Segments evicted.") \
@@ -55,6 +56,7 @@
 	X(KVS_PREFIX_SHARED, "prefix_hit_tokens", COUNTER, "how=\"shared\"", "", "Prompt tokens found stored.") \
 	X(KVS_PREFIX_COPIED, "prefix_hit_tokens", COUNTER, "how=\"copied\"", "", "") \
 	X(KVS_CONNECTIONS, "connections", COUNTER, "", "", "Connections accepted on the control socket.") \
+	X(KVS_REMOTE_CONNECTIONS, "remote_connections", COUNTER, "", "", "Connections accepted at the TCP address.") \
 	X(KVS_RESTORED, "restored_segments", COUNTER, "", "", "Segments taken over from the run before.") \
 	X(KVS_RESTORE_CORRUPT, "restore_dropped_segments", COUNTER, "reason=\"checksum\"", "", "Segments of the run before that were dropped.") \
 	X(KVS_RESTORE_OTHER, "restore_dropped_segments", COUNTER, "reason=\"other\"", "", "") \
@@ -73,6 +75,8 @@
 	X(KVS_DISK_NOT_WRITTEN, "disk_not_written", COUNTER, "", "", "Segments that got no file: evicted before their turn, too large, or too many waiting.") \
 	X(KVS_REFUSED_LIMIT, "connections_refused", COUNTER, "reason=\"limit\"", "", "Connections refused by reason.") \
 	X(KVS_REFUSED_USER, "connections_refused", COUNTER, "reason=\"user\"", "", "") \
+	X(KVS_REFUSED_SECRET, "connections_refused", COUNTER, "reason=\"secret\"", "", "") \
+	X(KVS_REFUSED_HANDSHAKE, "connections_refused", COUNTER, "reason=\"handshake\"", "", "") \
 	X(KVS_REFUSED_VERSION, "connections_refused", COUNTER, "reason=\"version\"", "", "") \
 	X(KVS_REFUSED_HELLO, "connections_refused", COUNTER, "reason=\"hello\"", "", "") \
 	X(KVS_LOST_CLOSED, "worker_disconnects", COUNTER, "reason=\"closed\"", "", "Ended connections of workers by reason.") \

@@ -43,6 +43,7 @@ static void free_peer(struct kvs_peer *peer)
 	kv_codec_request_free(peer->frames, peer->waiting);
 	kv_codec_request_free(peer->frames, peer->growing);
 	kvs_tenant_drop(peer->tenant);
+	kv_secure_destroy(peer->secure);
 	kv_free(peer->server->allocator, peer->gone);
 	kv_free(peer->server->allocator, peer);
 }
@@ -59,20 +60,22 @@ static enum kvs_metric lost_metric(enum kvs_reason reason, bool killed)
 static bool writes_no_more(const struct kvs_peer *peer, bool died)
 {
 	if (peer->puts) return false;
-	return died || peer->server->transport == &kv_transport_map;
+	return died || peer->secure || peer->server->transport == &kv_transport_map;
 }
 
 static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char *why)
 {
 	struct kvs_server *server = peer->server;
 	bool died = kvs_pidfd_dead(peer->pidfd);
-	bool ended = died || kvs_process_ending(peer->credentials.pid);
+	/* Of a process on another host there is only this sign. */
+	bool ended = peer->secure ? reason == KVS_BY_PEER
+	                          : died || kvs_process_ending(peer->credentials.pid);
 	bool killed = ended && !peer->leaving;
 
 	kvs_peer_remove(server->engine, peer->slot, writes_no_more(peer, died));
 	/* Only what its process may still write to waits for the process's end. With map that is
 	 * nothing, and a process that connects again and again must not cost a descriptor each time. */
-	if (!died && server->transport != &kv_transport_map &&
+	if (!died && !peer->secure && server->transport != &kv_transport_map &&
 	    kvs_peer_quarantined(server->engine, peer->epoch)) {
 		kvs_mourn(server, peer->pidfd, peer->credentials.pid, peer->epoch);
 		peer->pidfd = -1;
@@ -81,8 +84,9 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 	peer->worker = NULL;
 	kv_metrics_add(server->metrics, lost_metric(reason, killed), 1);
 	if (kv_log_allows(&server->worker_log, KVS_MODULE))
-		kv_info(KVS_MODULE, "worker left name=%s slot=%u pid=%d process=%s reason=\"%s\"",
-		    peer->name, peer->slot, (int)peer->credentials.pid, ended ? "ended" : "alive", why);
+		kv_info(KVS_MODULE, "worker left name=%s slot=%u pid=%d process=%s from=%s reason=\"%s\"",
+		    peer->name, peer->slot, (int)peer->credentials.pid, ended ? "ended" : "alive",
+		    peer->secure ? peer->from : "here", why);
 }
 
 void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *why)
@@ -96,14 +100,17 @@ void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *w
 	why = text;
 	if (reason != KVS_BY_PEER && reason != KVS_BY_STORE)
 		kv_warning_limited(&server->peer_log, KVS_MODULE,
-		    "connection closed name=%s pid=%d uid=%u reason=\"%s\"",
+		    "connection closed name=%s pid=%d uid=%u from=%s reason=\"%s\"",
 		    peer->name[0] ? peer->name : "-", (int)peer->credentials.pid, peer->credentials.uid,
-		    why);
+		    peer->secure ? peer->from : "here", why);
 	kvs_disk_forget(peer);
 	if (peer->slot_taken) end_lease(peer, reason, why);
 	kv_state_move(&peer->state, KVS_CLOSED, peer);
 	kv_watch_close(peer->watch);
 	peer->watch = NULL;
+	kv_timer_close(peer->pending);
+	peer->pending = NULL;
+	if (peer->secure) kv_secure_finish(peer->secure, peer->socket);
 	close(peer->socket);
 	if (peer->pidfd >= 0) close(peer->pidfd);
 	kv_frame_reader_destroy(peer->reader);
@@ -132,14 +139,23 @@ void kvs_peer_finish(struct kvs_peer *peer)
 
 /* ---- answering ---- */
 
+/* A remote peer asks for more than it takes: it is read no more until it has taken some. */
+static bool is_read(const struct kvs_peer *peer)
+{
+	return !peer->waiting && !peer->closing_ms &&
+	       !(peer->secure && kv_frame_writer_queued(peer->writer) >= KVS_REMOTE_QUEUED);
+}
+
 static void watch_what_is_wanted(struct kvs_peer *peer)
 {
-	bool reads = !peer->waiting && !peer->closing_ms;
+	bool reads = is_read(peer);
 	bool writes = kv_frame_writer_queued(peer->writer) > 0;
 
 	/* HANGUP is always wanted: a peer that is gone while it waits for copies must be seen. */
 	kv_watch_update(peer->watch,
 	    (reads ? KV_LOOP_READABLE : 0u) | (writes ? KV_LOOP_WRITABLE : 0u) | KV_LOOP_HANGUP);
+	if (reads && peer->secure && kv_secure_pending(peer->secure))
+		kv_timer_start(peer->pending, 0, 0);
 }
 
 /* Send what the socket takes; false when the peer was closed over it. */
@@ -268,7 +284,7 @@ static enum kv_status queue_message(struct kvs_peer *peer, Kv__Response *respons
 {
 	struct kv_allocator *allocator = peer->frames;
 	enum kv_status status = KV_OK;
-	struct news *news = regions ? gather_news(peer, &status) : NULL;
+	struct news *news = regions && !peer->secure ? gather_news(peer, &status) : NULL;
 	int page = kvs_tenant_page_descriptor(peer->tenant);
 	bool with_page =
 	    response->body_case == KV__RESPONSE__BODY_HELLO && response->hello->has_control_page;
@@ -298,7 +314,7 @@ out:
 
 static enum kv_status queue_answer(struct kvs_peer *peer, Kv__Response *response, bool regions)
 {
-	while (regions && more_news(peer)) {
+	while (regions && !peer->secure && more_news(peer)) {
 		Kv__Response ahead = KV__RESPONSE__INIT;
 
 		KV_TRY(queue_message(peer, &ahead, true));
@@ -344,8 +360,10 @@ static bool must_wait(const struct kvs_peer *peer, const Kv__Request *request)
 	       request->body_case == KV__REQUEST__BODY_CLOSE;
 }
 
-/* False when nothing more is to be read now. */
-static bool take_frame(struct kvs_peer *peer, const struct kv_frame *frame)
+enum take { TAKE_MORE, TAKE_LATER, TAKE_GONE };
+
+/* Serve one frame. TAKE_GONE: the peer was closed over it and may not be there any more. */
+static enum take take_frame(struct kvs_peer *peer, const struct kv_frame *frame)
 {
 	struct kvs_server *server = peer->server;
 	Kv__Request *request = NULL;
@@ -354,25 +372,29 @@ static bool take_frame(struct kvs_peer *peer, const struct kv_frame *frame)
 
 	if (status != KV_OK) {
 		kvs_peer_close(peer, KVS_BY_PROTOCOL, kv_error_message());
-		return false;
+		return TAKE_GONE;
 	}
 	kv_metrics_add(server->metrics, KVS_REQUESTS, 1);
+	/* Its heartbeats come behind its bytes, however slow the line is. */
+	if (peer->secure && peer->state.state == KVS_WORKING)
+		kvs_peer_heartbeat(server->engine, peer->slot, peer->epoch);
 	if (must_wait(peer, request)) {
 		peer->waiting = request;
-		watch_what_is_wanted(peer);
-		return false;
+		return TAKE_LATER;
 	}
 	/* The peer may be closed and freed by what it asks for: jobs keeps it until we have looked. */
 	peer->jobs++;
 	kvs_dispatch(peer, request);
 	peer->jobs--;
-	if (peer->state.state != KVS_CLOSED) return !peer->closing_ms;
+	if (peer->state.state != KVS_CLOSED)
+		return is_read(peer) && peer->turn_bytes < KVS_REMOTE_TURN_BYTES ? TAKE_MORE : TAKE_LATER;
 	if (!peer->jobs) free_peer(peer);
-	return false;
+	return TAKE_GONE;
 }
 
 static void read_requests(struct kvs_peer *peer)
 {
+	peer->turn_bytes = 0;
 	for (int turn = 0; turn < KVS_FRAMES_A_TURN; turn++) {
 		enum kv_frame_event event = KV_FRAME_NONE;
 		enum kv_status status;
@@ -394,14 +416,30 @@ static void read_requests(struct kvs_peer *peer)
 			return;
 		}
 		peer->inside_ms = 0;
-		if (!take_frame(peer, &frame)) return;
+		switch (take_frame(peer, &frame)) {
+		case TAKE_GONE:
+			return;
+		case TAKE_LATER:
+			watch_what_is_wanted(peer);
+			return;
+		default:
+			break;
+		}
 	}
+	watch_what_is_wanted(peer);
+}
+
+static void on_pending(void *context)
+{
+	struct kvs_peer *peer = context;
+
+	if (is_read(peer)) read_requests(peer);
 }
 
 static void on_peer(void *context, struct kv_watch *watch, unsigned events)
 {
 	struct kvs_peer *peer = context;
-	bool reads = !peer->waiting && !peer->closing_ms;
+	bool reads = is_read(peer);
 
 	(void)watch;
 	if ((events & KV_LOOP_WRITABLE) && !send_answers(peer)) return;
@@ -465,32 +503,57 @@ void kvs_peer_loaded(struct kvs_peer *peer, Kv__Request *request)
 
 /* ---- accepting ---- */
 
-static enum kv_status create_peer(struct kvs_server *server, int socket)
+/* A connection that wants to become a peer. */
+struct arrival {
+	int socket;
+	struct kv_secure *secure; /* NULL: on the Unix socket */
+	const char *from;
+};
+
+static enum kv_status identify(struct kvs_peer *peer, const struct arrival *arrival)
+{
+	if (!arrival->secure) return kv_unix_peer(arrival->socket, &peer->credentials);
+	peer->credentials.uid = peer->credentials.gid = KVS_REMOTE_UID;
+	snprintf(peer->from, sizeof peer->from, "%s", arrival->from);
+	return kv_loop_timer(peer->server->loop, 0, 0, on_pending, peer, &peer->pending);
+}
+
+static enum kv_status create_reader_and_writer(struct kvs_peer *peer)
+{
+	KV_TRY(kv_frame_reader_create(peer->frames, KV_CODEC_MAX_MESSAGE, 1, &peer->reader));
+	KV_TRY(kv_frame_writer_create(peer->frames, KVS_MAX_QUEUED, &peer->writer));
+	if (!peer->secure) return KV_OK;
+	kv_frame_reader_secure(peer->reader, peer->secure);
+	kv_frame_writer_secure(peer->writer, peer->secure);
+	return KV_OK;
+}
+
+static enum kv_status create_peer(struct kvs_server *server, const struct arrival *arrival)
 {
 	struct kvs_peer *peer = kv_alloc_zero(server->allocator, sizeof *peer);
 	enum kv_status status;
 
 	if (!peer) return KV_NO_MEMORY;
 	peer->server = server;
-	peer->socket = socket;
+	peer->socket = arrival->socket;
+	peer->secure = arrival->secure;
 	peer->connected_ms = kv_now_ms();
 	kv_state_init(&peer->state, &peer_states, KVS_GREETING);
 	peer->staging = -1;
-	KV_TRY_GOTO(status, kv_unix_peer(socket, &peer->credentials), fail);
+	KV_TRY_GOTO(status, identify(peer, arrival), fail);
 	KV_TRY_GOTO(status, kvs_tenant_connect(server, &peer->credentials, &peer->tenant), fail);
 	peer->frames = peer->tenant->frames;
-	KV_TRY_GOTO(
-	    status, kv_frame_reader_create(peer->frames, KV_CODEC_MAX_MESSAGE, 1, &peer->reader), fail);
-	KV_TRY_GOTO(status, kv_frame_writer_create(peer->frames, KVS_MAX_QUEUED, &peer->writer), fail);
+	KV_TRY_GOTO(status, create_reader_and_writer(peer), fail);
 	KV_TRY_GOTO(status,
-	    kv_loop_watch_fd(
-	        server->loop, socket, KV_LOOP_READABLE | KV_LOOP_HANGUP, on_peer, peer, &peer->watch),
+	    kv_loop_watch_fd(server->loop, peer->socket, KV_LOOP_READABLE | KV_LOOP_HANGUP, on_peer,
+	        peer, &peer->watch),
 	    fail);
 	peer->pidfd = kvs_pidfd_open(peer->credentials.pid);
 	kv_list_push_back(&server->peers, &peer->node);
 	server->peer_count++;
 	return KV_OK;
 fail:
+	kv_timer_close(peer->pending);
 	kv_frame_reader_destroy(peer->reader);
 	kv_frame_writer_destroy(peer->writer);
 	if (peer->tenant) peer->tenant->connections--;
@@ -500,7 +563,8 @@ fail:
 }
 
 /* One word to a peer that cannot come in; an empty socket takes it at once. */
-static void refuse(struct kvs_server *server, int socket, enum kv_status status)
+static void refuse(
+    struct kvs_server *server, const struct arrival *arrival, enum kv_status status)
 {
 	struct kv_frame_writer *writer = NULL;
 	Kv__Response response = KV__RESPONSE__INIT;
@@ -515,12 +579,36 @@ static void refuse(struct kvs_server *server, int socket, enum kv_status status)
 	response.status = (uint32_t)status;
 	response.message = message;
 	if (kv_frame_writer_create(server->allocator, 0, &writer) == KV_OK &&
-	    kv_codec_response_pack(server->allocator, &response, &bytes, &length) == KV_OK &&
-	    kv_frame_push(writer, bytes, length, NULL, 0) == KV_OK)
-		kv_frame_write(writer, socket, &idle);
+	    kv_codec_response_pack(server->allocator, &response, &bytes, &length) == KV_OK) {
+		if (arrival->secure) kv_frame_writer_secure(writer, arrival->secure);
+		if (kv_frame_push(writer, bytes, length, NULL, 0) == KV_OK)
+			kv_frame_write(writer, arrival->socket, &idle);
+	}
 	kv_free(server->allocator, bytes);
 	kv_frame_writer_destroy(writer);
-	close(socket);
+	if (arrival->secure) kv_secure_finish(arrival->secure, arrival->socket);
+	kv_secure_destroy(arrival->secure);
+	close(arrival->socket);
+}
+
+/* Takes it, or refuses it. */
+static void admit(struct kvs_server *server, const struct arrival *arrival)
+{
+	const uint32_t limit = server->settings->max_workers + KVS_EXTRA_PEERS;
+	enum kv_status status = KV_OK;
+
+	if (server->peer_count >= limit) kvs_peers_make_room(server);
+	if (server->peer_count >= limit)
+		status = kv_fail(KV_LIMIT, "%u connections are open, that is the limit (max-workers=%u)",
+		    server->peer_count, server->settings->max_workers);
+	if (status == KV_OK) status = create_peer(server, arrival);
+	if (status != KV_OK) refuse(server, arrival, status);
+}
+
+void kvs_peer_arrived(
+    struct kvs_server *server, int socket, struct kv_secure *secure, const char *from)
+{
+	admit(server, &(struct arrival){.socket = socket, .secure = secure, .from = from});
 }
 
 bool kvs_peers_make_room(struct kvs_server *server)
@@ -542,7 +630,6 @@ bool kvs_peers_make_room(struct kvs_server *server)
 static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 {
 	struct kvs_server *server = context;
-	uint32_t limit = server->settings->max_workers + KVS_EXTRA_PEERS;
 
 	(void)events;
 	for (int turn = 0; turn < KVS_FRAMES_A_TURN; turn++) {
@@ -557,14 +644,7 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 		}
 		if (socket < 0) return;
 		kv_metrics_add(server->metrics, KVS_CONNECTIONS, 1);
-		if (server->peer_count >= limit) kvs_peers_make_room(server);
-		if (server->peer_count >= limit)
-			status =
-			    kv_fail(KV_LIMIT, "%u connections are open, that is the limit (max-workers=%u)",
-			        server->peer_count, server->settings->max_workers);
-		if (status == KV_OK) status = create_peer(server, socket);
-		if (status == KV_OK) continue;
-		refuse(server, socket, status);
+		admit(server, &(struct arrival){.socket = socket});
 	}
 }
 
@@ -632,6 +712,8 @@ void kvs_peers_tick(struct kvs_server *server, uint64_t now)
 		if (peer->state.state == KVS_WORKING && peer->jobs)
 			kvs_peer_heartbeat(server->engine, peer->slot, peer->epoch);
 		tick_lease(peer);
+		/* A cable was cut, or it would have said something; what it had is free. */
+		if (!why && peer->secure && peer->state.state == KVS_LAPSED) why = "its lease lapsed";
 		if (why) kvs_peer_close(peer, KVS_BY_TIMEOUT, why);
 	}
 	if (server->listen_again_ms && now >= server->listen_again_ms) {

@@ -21,7 +21,7 @@ static bool next_item(const char **text, char item[ITEM_SIZE], bool *too_long)
 	return true;
 }
 
-static enum kv_status check_name(const char *name)
+enum kv_status kvs_quotas_check_name(const char *name)
 {
 	const size_t length = strlen(name);
 
@@ -61,7 +61,7 @@ static enum kv_status add_user(char *item, struct kvs_quotas *quotas)
 		return kv_fail(KV_INVALID, "more than %d users are named", (int)KVS_MAX_NAMED);
 	user->everybody = strcmp(item, "*") == 0;
 	if (!user->everybody) KV_TRY(kv_parse_u32(item, &user->uid));
-	KV_TRY(check_name(name));
+	KV_TRY(kvs_quotas_check_name(name));
 	if (is_somebody(name))
 		return kv_fail(KV_INVALID,
 		    "\"%s\" is the tenant of the user with that number: choose another name", name);
@@ -102,12 +102,12 @@ static enum kv_status add_limit(char *item, uint64_t memory, struct kvs_quotas *
 	*limit++ = '\0';
 	if (quotas->quota_count == KVS_MAX_NAMED)
 		return kv_fail(KV_INVALID, "more than %d tenants have quotas", (int)KVS_MAX_NAMED);
-	KV_TRY(check_name(item));
+	KV_TRY(kvs_quotas_check_name(item));
 	for (uint32_t i = 0; i < quotas->quota_count; i++)
 		if (strcmp(quotas->names[i], item) == 0)
 			return kv_fail(KV_INVALID, "the quota of tenant %s is given twice", item);
 	KV_TRY(parse_limit(limit, memory, &bytes));
-	memcpy(quotas->names[quotas->quota_count], item, strlen(item) + 1); /* check_name: it fits */
+	memcpy(quotas->names[quotas->quota_count], item, strlen(item) + 1); /* it fits */
 	quotas->quotas[quotas->quota_count].tenant = quotas->names[quotas->quota_count];
 	quotas->quotas[quotas->quota_count].bytes = bytes;
 	quotas->quota_count++;

@@ -34,6 +34,7 @@ enum kv_status kvs_quotas_parse(
     const char *tenants, const char *limits, uint64_t memory, struct kvs_quotas *quotas);
 enum kv_status kvs_quotas_check_tenants(const char *text);
 enum kv_status kvs_quotas_check_limits(const char *text);
+enum kv_status kvs_quotas_check_name(const char *name);
 
 /* The tenant of a user: its name, or uid-N. */
 void kvs_quotas_tenant(const struct kvs_quotas *quotas, uint32_t uid, char name[KVS_MAX_TENANT]);

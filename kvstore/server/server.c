@@ -46,6 +46,7 @@ static void on_tick(void *context)
 	server->ticked_ms = now;
 	kvs_engine_tick(server->engine);
 	kvs_peers_tick(server, now);
+	kvs_remote_tick(server, now);
 	kvs_workers_tick(server, now);
 	kvs_stats_tick(server, now);
 	kvs_growth_tick(server);
@@ -143,6 +144,7 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	created->loop = loop;
 	created->notify = notify;
 	created->listener = -1;
+	created->remote.listener = -1;
 	created->page_descriptor = -1;
 	created->started_ms = kv_now_ms();
 	kv_list_init(&created->regions);
@@ -153,6 +155,7 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	/* As the engine rounds it, which then asks for exactly what was made ahead. */
 	created->usual_region &= ~(uint64_t)(KVW_ALIGNMENT - 1);
 	kv_list_init(&created->peers);
+	kv_list_init(&created->remote.arriving);
 	kv_list_init(&created->tenants);
 	kv_list_init(&created->mourned);
 	kv_list_init(&created->workers);
@@ -174,6 +177,7 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	KV_TRY_GOTO(status, kvs_arena_start(created), fail);
 	KV_TRY_GOTO(status, start_engine(created), fail);
 	kvs_warm_start(created);
+	KV_TRY_GOTO(status, kvs_remote_listen(created), fail);
 	KV_TRY_GOTO(status, start_timers(created), fail);
 	KV_TRY_GOTO(status, kvs_growth_open(created), fail);
 	created->running = true;
@@ -196,6 +200,7 @@ void kvs_server_destroy(struct kvs_server *server)
 {
 	if (!server) return;
 	kvs_unlisten(server);
+	kvs_remote_stop(server);
 	kvs_stats_stop(server);
 	kv_timer_close(server->tick);
 	kv_timer_close(server->status);

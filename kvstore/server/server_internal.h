@@ -9,6 +9,8 @@
 #include "common/runtime/metrics.h"
 #include "common/runtime/state_machine.h"
 #include "common/transport/frame.h"
+#include "common/transport/secure_channel.h"
+#include "common/transport/tcp_socket.h"
 #include "common/transport/transport.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/engine/engine.h"
@@ -41,12 +43,19 @@ enum {
 	KVS_INDEX_MAX_KEPT = 65536,   /* segments, as many as the engine holds */
 	KVS_MAX_MOURNED = 1024,
 	KVS_DISK_HOLDS_MS = 2500, /* a reservation waits for what the disk tier keeps */
-	KVS_NEWS_REGIONS = 200,   /* one message tells of */
+	KVS_MAX_ARRIVING = 32,            /* TCP connections that have not shown the secret */
+	KVS_REMOTE_QUEUED = 4 << 20,      /* of a remote peer's answers; then it is read no more */
+	KVS_REMOTE_TURN_BYTES = 2 << 20,  /* sent to a remote peer before others have their turn */
+	KVS_NEWS_REGIONS = 200,           /* one message tells of */
 	KVS_WORKER_NAME = 48,
 	KVS_COUNTER_NAME = 64,
 	KVS_MAX_WORKERS_KEPT = 512,
 	KVS_WORKER_KEPT_MS = 600000
 };
+
+/* Stands for all workers on other hosts; no user has it. */
+#define KVS_REMOTE_UID UINT32_MAX
+#define KVS_STREAM     "stream" /* their transport */
 
 #define KVS_MAX_STAGING (UINT64_C(8) << 30)
 
@@ -80,6 +89,7 @@ struct kvs_worker {
 	uint64_t left_ms;
 	uint32_t pid, uid;
 	uint64_t process_start; /* with the pid it names the process; 0: not known */
+	char from[KV_TCP_TEXT]; /* of one on another host, else "" */
 	uint32_t counter_count;
 	struct kvs_counter counters[KV_CODEC_MAX_COUNTERS];
 	bool greeted;               /* no counters have come since its hello */
@@ -116,6 +126,12 @@ struct kvs_peer {
 	struct kv_frame_reader *reader;
 	struct kv_frame_writer *writer;
 	struct kv_unix_peer credentials;
+	/* Of one on another host; NULL: it came over the Unix socket. Its bytes pass in messages, read
+	 * and written on the loop: nothing that it does outlasts its connection. */
+	struct kv_secure *secure;
+	char from[KV_TCP_TEXT];   /* its address, else "" */
+	struct kv_timer *pending; /* serves what no poll tells of */
+	uint64_t turn_bytes;      /* answered in this turn */
 	struct kvs_tenant *tenant;
 	struct kv_allocator *frames; /* the tenant's */
 	int pidfd;                   /* -1: the process cannot be watched */
@@ -159,6 +175,17 @@ struct kvs_stats_socket;
 struct kvs_disk;
 struct kvs_load;
 
+/* Workers on other hosts, until they have shown that they know the secret. */
+struct kvs_remote {
+	int listener; /* -1: none */
+	struct kv_watch *watch;
+	char where[KV_TCP_TEXT];
+	uint8_t secret[KV_SECRET_BYTES];
+	struct kv_list arriving; /* the oldest first */
+	uint32_t arriving_count;
+	uint64_t listen_again_ms; /* 0: listening */
+};
+
 struct kvs_server {
 	struct kv_allocator *allocator;
 	const struct kvs_settings *settings;
@@ -195,6 +222,7 @@ struct kvs_server {
 	int listener;
 	struct kv_watch *listener_watch;
 	uint64_t listen_again_ms;       /* 0: listening */
+	struct kvs_remote remote;
 	struct kv_log_limit peer_log;   /* of what peers do wrong */
 	struct kv_log_limit worker_log; /* of their coming and going, which has no end either */
 	struct kv_list peers;
@@ -322,6 +350,17 @@ void kvs_peer_loaded(struct kvs_peer *peer, Kv__Request *request);
 /* Stop reading, send what is queued, close. */
 void kvs_peer_finish(struct kvs_peer *peer);
 
+/* One that has shown the secret: takes socket and channel, also on failure. */
+void kvs_peer_arrived(
+    struct kvs_server *server, int socket, struct kv_secure *secure, const char *from);
+
+/* ---- remote.c ---- */
+
+/* Nothing to do where no address is configured. */
+enum kv_status kvs_remote_listen(struct kvs_server *server);
+void kvs_remote_tick(struct kvs_server *server, uint64_t now);
+void kvs_remote_stop(struct kvs_server *server);
+
 /* ---- mourning.c ---- */
 
 /* Watch for the end of a process; takes the descriptor. */
@@ -362,9 +401,11 @@ struct kvs_answer {
 		Kv__OpenResponse open;
 		Kv__ReserveResponse reserve;
 		Kv__ResumeResponse resume;
+		Kv__FetchResponse fetch;
 	} body;
 	struct kvs_segment_set segments, pieces;
 	uint32_t *piece_tokens;
+	uint8_t *data; /* of a fetch, of the peer's frames */
 	bool regions;        /* names segments: tell of new regions */
 	bool later;          /* a job answers */
 	uint64_t grow_bytes; /* the request waits for so much memory and is served again */
@@ -389,6 +430,10 @@ enum kv_status kvs_handle_reserve(struct kvs_peer *, const Kv__Request *, struct
 enum kv_status kvs_handle_release(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
 enum kv_status kvs_handle_put(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
 enum kv_status kvs_handle_commit(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+
+/* handle_stream.c: bytes in messages, of peers on other hosts. */
+enum kv_status kvs_handle_fetch(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+enum kv_status kvs_put_inline(struct kvs_peer *peer, const Kv__PutRequest *put);
 
 /* ---- workers.c ---- */
 

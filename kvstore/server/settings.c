@@ -6,6 +6,7 @@
 #include "common/base/parse.h"
 #include "common/runtime/sd_notify.h"
 #include "common/transport/machine_memory.h"
+#include "common/transport/tcp_socket.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/server/http_listen.h"
 #include "kvstore/server/quota.h"
@@ -25,6 +26,11 @@ static const char *const level_words[] = {"error", "warning", "info", "debug", N
 static enum kv_status check_stats_socket(const char *path)
 {
 	return *path ? kv_unix_path_check(path) : KV_OK;
+}
+
+static enum kv_status check_listen(const char *address)
+{
+	return *address ? kv_tcp_address_check(address, 1) : KV_OK;
 }
 
 static const struct kv_option options[] = {
@@ -52,6 +58,21 @@ static const struct kv_option options[] = {
             "TCP address that answers what the stats socket answers by HTTP, to whoever reaches "
             "it. Empty for none.",
         .check = kvs_http_address_check},
+    {.name = "listen",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(listen),
+        .default_text = "",
+        .unit = "HOST:PORT",
+        .help = "TCP address for workers on other hosts, who must have the secret of secret-file; "
+                "all that passes is encrypted. Port 0: a free one. Empty for none.",
+        .check = check_listen},
+    {.name = "secret-file",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(secret_file),
+        .default_text = "",
+        .unit = "FILE",
+        .help = "A line of 64 hexadecimal digits, as kvctl secret prints it, that nobody else may "
+                "read."},
     {.name = "max-workers",
         .kind = KV_OPTION_U32,
         .offset = FIELD(max_workers),
@@ -172,6 +193,13 @@ static const struct kv_option options[] = {
         .help = "Names of users, who are tenants uid-N else; users of one name share what they "
                 "store. * is everybody who is not listed.",
         .check = kvs_quotas_check_tenants},
+    {.name = "remote-tenant",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(remote_tenant),
+        .default_text = "remote",
+        .unit = "NAME",
+        .help = "The tenant that all workers on other hosts are.",
+        .check = kvs_quotas_check_name},
     {.name = "tenant-quota",
         .kind = KV_OPTION_STRING,
         .offset = FIELD(tenant_quota),
@@ -241,6 +269,11 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	    !(settings->stats_socket && *settings->stats_socket))
 		return kv_fail(
 		    KV_INVALID, "http-listen is given without a stats-socket, which it serves: name one");
+	if ((settings->listen && *settings->listen) !=
+	    (settings->secret_file && *settings->secret_file))
+		return kv_fail(KV_INVALID,
+		    "listen and secret-file go together: without a secret everybody who reaches the "
+		    "address could use the store");
 	if (settings->isolation && settings->transport == KVS_TRANSPORT_UCX)
 		return kv_fail(KV_INVALID,
 		    "isolation=yes and transport=ucx: UCX is no boundary between users, use "

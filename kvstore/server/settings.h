@@ -16,6 +16,8 @@ enum kvs_verify { KVS_VERIFY_OFF, KVS_VERIFY_COMMIT, KVS_VERIFY_FETCH };
 
 struct kvs_settings {
 	const char *socket, *stats_socket, *http_listen;
+	const char *listen, *secret_file; /* for workers on other hosts; NULL or "": none */
+	const char *remote_tenant;
 	uint64_t memory; /* 0: chosen by kvs_settings_complete */
 	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
 	int transport;   /* enum kvs_transport_choice */

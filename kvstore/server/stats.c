@@ -141,8 +141,12 @@ void kvs_worker_facts(
 	struct kvs_peer_info info = {0};
 
 	sink(context, "state", state_word(worker), 0);
-	sink(context, "pid", NULL, worker->pid);
-	sink(context, "uid", NULL, worker->uid);
+	if (worker->from[0]) {
+		sink(context, "from", worker->from, 0);
+	} else {
+		sink(context, "pid", NULL, worker->pid);
+		sink(context, "uid", NULL, worker->uid);
+	}
 	sink(context, "model", worker->model, 0);
 	sink(context, "lanes", worker->lanes, 0);
 	if (worker->peer && kvs_peer_info(server->engine, worker->peer->slot, &info) == KV_OK) {
@@ -202,6 +206,7 @@ static void store_facts(struct kvs_server *server, kvs_fact_sink sink, void *con
 	sink(context, "boot_generation", generation, 0);
 	sink(context, "transport", server->transport->name, 0);
 	sink(context, "socket", server->settings->socket, 0);
+	if (server->remote.listener >= 0) sink(context, "listen", server->remote.where, 0);
 }
 
 /* ---- memcached's text ---- */

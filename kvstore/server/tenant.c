@@ -1,6 +1,6 @@
 /* Who may connect, and what one user may take: connections, memory for messages, a control page.
  *
- * A tenant is a user id, as the kernel says it. Its record lives as long as a connection of it. */
+ * A tenant is a user id, as the kernel says it, or all workers on other hosts. Its record lives as long as a connection of it. */
 #include <errno.h>
 #include <pwd.h>
 #include <stdatomic.h>
@@ -138,7 +138,10 @@ static enum kv_status create_tenant(
 	if (!made) return KV_NO_MEMORY;
 	made->server = server;
 	made->uid = uid;
-	kvs_quotas_tenant(&server->quotas, uid, made->name);
+	if (uid == KVS_REMOTE_UID)
+		snprintf(made->name, sizeof made->name, "%s", server->settings->remote_tenant);
+	else
+		kvs_quotas_tenant(&server->quotas, uid, made->name);
 	made->page_descriptor = -1;
 	made->frames = kv_allocator_create_within(server->frames, made->name,
 	    kvs_tenant_share(server, server->settings->frame_memory, KVS_LEAST_FRAMES));
@@ -157,7 +160,9 @@ enum kv_status kvs_tenant_connect(
 	struct kvs_tenant *found = find_tenant(server, credentials->uid);
 	uint32_t limit = connection_limit(server);
 
-	if (server->settings->isolation && !allows(&server->allow, credentials->uid))
+	/* Who has the secret is allowed. */
+	if (server->settings->isolation && credentials->uid != KVS_REMOTE_UID &&
+	    !allows(&server->allow, credentials->uid))
 		return kv_fail(KV_REFUSED,
 		    "user %u may not use this store: its operator lists users in allow-uid",
 		    credentials->uid);

@@ -125,6 +125,7 @@ struct kvs_worker *kvs_worker_arrived(
 	worker->pid = (uint32_t)peer->credentials.pid;
 	worker->uid = peer->credentials.uid;
 	worker->process_start = process_start;
+	memcpy(worker->from, peer->from, sizeof worker->from);
 	worker->greeted = true;
 	worker->lanes[0] = '\0';
 	snprintf(worker->model, sizeof worker->model, "%.*s", KVS_WORKER_NAME - 1, model);

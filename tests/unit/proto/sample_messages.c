@@ -8,6 +8,7 @@ static uint64_t offsets[2] = {64, UINT64_C(1) << 40};
 static uint64_t ids[3] = {1, UINT64_MAX, 77};
 static uint32_t checksums[6] = {0xdeadbeef, 0, 1, 2, 3, 0xffffffff};
 static uint32_t piece_tokens[1] = {17};
+static uint32_t sizes[2] = {4096, 0};
 static double values[2] = {0.5, -1e300};
 static char *names[2] = {"tokens", "cache hits"};
 
@@ -126,6 +127,8 @@ static void fill_small(Kv__Request *request)
 		put.layer = 29;
 		put.staging_offset = 4096;
 		put.bytes = 123456;
+		put.unit_offset = 1 << 20;
+		put.data = data(50);
 		request->put = &put;
 		return;
 	case KV__REQUEST__BODY_RESUME:
@@ -155,6 +158,7 @@ static void fill_lists(Kv__Request *request)
 	static Kv__PushRequest push;
 	static Kv__CountersRequest counters;
 	static Kv__ReleaseRequest release;
+	static Kv__FetchRequest fetch;
 
 	switch (request->body_case) {
 	case KV__REQUEST__BODY_PUSH:
@@ -173,6 +177,15 @@ static void fill_lists(Kv__Request *request)
 		counters.values = values;
 		counters.lanes = "posix rkey_ptr";
 		request->counters = &counters;
+		return;
+	case KV__REQUEST__BODY_FETCH:
+		kv__fetch_request__init(&fetch);
+		fetch.n_segment_ids = fetch.n_layers = fetch.n_offsets = fetch.n_bytes = 2;
+		fetch.segment_ids = ids;
+		fetch.layers = regions;
+		fetch.offsets = offsets;
+		fetch.bytes = sizes;
+		request->fetch = &fetch;
 		return;
 	default:
 		kv__release_request__init(&release);
@@ -207,6 +220,7 @@ Kv__Request *sample_request(int index)
 	case KV__REQUEST__BODY_PUSH:
 	case KV__REQUEST__BODY_COUNTERS:
 	case KV__REQUEST__BODY_RELEASE:
+	case KV__REQUEST__BODY_FETCH:
 		fill_lists(&request);
 		break;
 	default:
@@ -223,6 +237,7 @@ static void fill_response(Kv__Response *response, Kv__Segment **segments)
 	static Kv__ReserveResponse reserve_response;
 	static Kv__ResumeResponse resume_response;
 	static Kv__CommitResponse commit_response;
+	static Kv__FetchResponse fetch_response;
 
 	kv__hello_response__init(&hello_response);
 	hello_response.boot_generation = UINT64_MAX;
@@ -254,6 +269,9 @@ static void fill_response(Kv__Response *response, Kv__Segment **segments)
 	kv__commit_response__init(&commit_response);
 	commit_response.n_segments = 2;
 	commit_response.segments = segments;
+	kv__fetch_response__init(&fetch_response);
+	fetch_response.data = data(60);
+	if (response->body_case == KV__RESPONSE__BODY_FETCH) response->fetch = &fetch_response;
 	if (response->body_case == KV__RESPONSE__BODY_COMMIT) response->commit = &commit_response;
 	if (response->body_case == KV__RESPONSE__BODY_HELLO) response->hello = &hello_response;
 	if (response->body_case == KV__RESPONSE__BODY_OPEN) response->open = &open_response;
@@ -265,7 +283,7 @@ Kv__Response *sample_response(int index)
 {
 	static const Kv__Response__BodyCase bodies[SAMPLE_RESPONSES] = {KV__RESPONSE__BODY__NOT_SET,
 	    KV__RESPONSE__BODY_HELLO, KV__RESPONSE__BODY_OPEN, KV__RESPONSE__BODY_RESERVE,
-	    KV__RESPONSE__BODY_RESUME, KV__RESPONSE__BODY_COMMIT};
+	    KV__RESPONSE__BODY_RESUME, KV__RESPONSE__BODY_COMMIT, KV__RESPONSE__BODY_FETCH};
 	static Kv__Response response;
 	static Kv__Segment *segments[2];
 	static Kv__Region region, *new_regions[1] = {&region};

@@ -1,0 +1,64 @@
+/* Units in messages, for peers on other hosts.
+ *
+ * All of a request is done in one turn of the loop, and leases end and segments go on the same
+ * loop. So an answer that carries bytes says by itself that, when they were copied, the lease held
+ * and the segment was there and referred to; that it comes through this connection says of which
+ * boot generation it is. There is nothing to look at again afterwards. */
+#include <string.h>
+
+#include "kvstore/server/server_internal.h"
+
+enum kv_status kvs_handle_fetch(
+    struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
+{
+	const Kv__FetchRequest *fetch = request->fetch;
+	struct kvs_server *server = peer->server;
+	size_t total = 0;
+
+	if (!peer->secure)
+		return kv_fail(KV_UNSUPPORTED, "fetch is for workers on other hosts, this one reads itself");
+	/* The codec has seen to it that this is no more than one answer may hold. */
+	for (size_t i = 0; i < fetch->n_bytes; i++)
+		total += fetch->bytes[i];
+	answer->data = kv_alloc(peer->frames, total);
+	if (!answer->data) return KV_NO_MEMORY;
+	total = 0;
+	for (size_t i = 0; i < fetch->n_segment_ids; i++) {
+		const uint8_t *source = NULL;
+
+		KV_TRY(kvs_fetch_source(server->engine, peer->slot, fetch->segment_ids[i],
+		    fetch->layers[i], fetch->offsets[i], fetch->bytes[i], &source));
+		memcpy(answer->data + total, source, fetch->bytes[i]);
+		total += fetch->bytes[i];
+	}
+	kv_metrics_add(server->metrics, KVS_FETCHED, (int64_t)total);
+	peer->turn_bytes += total;
+	kv__fetch_response__init(&answer->body.fetch);
+	answer->body.fetch.data.data = answer->data;
+	answer->body.fetch.data.len = total;
+	answer->response.body_case = KV__RESPONSE__BODY_FETCH;
+	answer->response.fetch = &answer->body.fetch;
+	return KV_OK;
+}
+
+enum kv_status kvs_put_inline(struct kvs_peer *peer, const Kv__PutRequest *put)
+{
+	struct kvs_server *server = peer->server;
+	struct kvs_segment_view view;
+	uint8_t *unit = NULL;
+	uint64_t bytes;
+
+	KV_TRY(kvs_segment_find(server->engine, put->segment_id, &view));
+	if (put->layer >= view.layers)
+		return kv_fail(
+		    KV_INVALID, "layer %u is not there, the segment has %u", put->layer, view.layers);
+	bytes = view.units[put->layer].bytes;
+	if (put->unit_offset > bytes || put->data.len > bytes - put->unit_offset)
+		return kv_fail(KV_INVALID, "%zu bytes at %llu leave a unit of %llu", put->data.len,
+		    (unsigned long long)put->unit_offset, (unsigned long long)bytes);
+	KV_TRY(
+	    kvs_put_target(server->engine, peer->slot, put->segment_id, put->layer, bytes, &unit));
+	if (put->data.len) memcpy(unit + put->unit_offset, put->data.data, put->data.len);
+	kv_metrics_add(server->metrics, KVS_PUT, (int64_t)put->data.len);
+	return KV_OK;
+}
