@@ -61,10 +61,10 @@ enum kv_status kv_frame_read(
  * closes it. -1 when there is none left. */
 int kv_frame_take_descriptor(struct kv_frame_reader *reader);
 
-/* Read through an established channel (secure_channel.h) instead of from the socket itself; it stays
- * the caller's and outlives the reader's last use. No descriptors come then. A frame may be there
- * that no poll of the socket tells of: kv_secure_pending. KV_FRAME_END means that the peer ended the
- * stream; a connection that was cut is KV_DISCONNECTED. */
+/* Read through an established channel (secure_channel.h) instead of from the socket itself; it
+ * stays the caller's and outlives the reader's last use. No descriptors come then. A frame may be
+ * there that no poll of the socket tells of: kv_secure_pending. KV_FRAME_END means that the peer
+ * ended the stream; a connection that was cut is KV_DISCONNECTED. */
 void kv_frame_reader_secure(struct kv_frame_reader *reader, struct kv_secure *secure);
 
 /* 1 while a frame has begun to arrive and is not whole: the caller's deadline for slow peers runs.

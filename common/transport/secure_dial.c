@@ -40,8 +40,8 @@ static enum kv_status shake_hands(
 
 		if (status != KV_OK) return kv_fail_prefix(status, "%s", dial->address);
 		if (event != KV_SECURE_DONE)
-			KV_TRY(wait_for(
-			    dial, socket, event == KV_SECURE_READS ? POLLIN : POLLOUT, "handshake"));
+			KV_TRY(
+			    wait_for(dial, socket, event == KV_SECURE_READS ? POLLIN : POLLOUT, "handshake"));
 	}
 	return KV_OK;
 }
@@ -56,8 +56,8 @@ enum kv_status kv_secure_dial(
 	KV_TRY(kv_tcp_connect(dial->address, dial->silence_ms, dial->attempt, &made));
 	KV_TRY_GOTO(status, wait_for(dial, made, POLLOUT, "connecting"), fail);
 	KV_TRY_GOTO(status, kv_tcp_connected(made, dial->address), fail);
-	KV_TRY_GOTO(status,
-	    kv_secure_create(dial->allocator, KV_SECURE_WORKER, dial->secret, &created), fail);
+	KV_TRY_GOTO(
+	    status, kv_secure_create(dial->allocator, KV_SECURE_WORKER, dial->secret, &created), fail);
 	KV_TRY_GOTO(status, shake_hands(dial, made, created), fail);
 	*socket = made;
 	*secure = created;

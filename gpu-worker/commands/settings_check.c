@@ -104,11 +104,11 @@ static enum kv_status check_remote(const struct gw_settings *s)
 	remote = strncmp(s->store, "tcp:", 4) == 0;
 	secret = s->store_secret != NULL && *s->store_secret != '\0';
 	if (remote && !secret)
-		return kv_fail(KV_INVALID, "--store %s without --store-secret: a store on another host lets "
-			"nobody in who has not its secret", s->store);
+		return kv_fail(KV_INVALID, "--store %s without --store-secret: a store on another host "
+			"lets nobody in who has not its secret", s->store);
 	if (!remote && secret)
-		return kv_fail(KV_INVALID, "--store-secret %s with --store %s: only tcp:HOST:PORT takes one",
-			s->store_secret, s->store);
+		return kv_fail(KV_INVALID, "--store-secret %s with --store %s: only tcp:HOST:PORT takes "
+			"one", s->store_secret, s->store);
 	if (remote && strcmp(s->transport, "auto") != 0 && strcmp(s->transport, "stream") != 0)
 		return kv_fail(KV_INVALID, "--transport %s with --store %s is not there: bytes go through "
 			"the encrypted stream; use auto or stream", s->transport, s->store);

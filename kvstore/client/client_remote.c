@@ -302,7 +302,8 @@ static enum kv_status remote_fetch_start(
 	                      : kvc_stream_start(store, reads, count, store->fetch_ms);
 	if (status == KV_OK) return KV_OK;
 	/* The caller does not wait for what was not started: nothing may arrive after this. */
-	if (store->fetch_waits && session->ops) (void)session->ops->wait(session->client, store->fetch_ms);
+	if (store->fetch_waits && session->ops)
+		(void)session->ops->wait(session->client, store->fetch_ms);
 	store->fetch_waits = false;
 	store->fetch_session = 0;
 	note_fetch(store, status);

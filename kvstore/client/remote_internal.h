@@ -132,11 +132,10 @@ void kvc_remote_unit_drop(struct kvc_entry *entry, uint32_t layer);
 enum kv_status kvc_remote_commit(
     struct kvc_sequence *sequence, const struct kvc_commit *commit, struct kvc_entry **results);
 void kvc_remote_release(struct kvc_sequence *sequence, const uint64_t *ids, uint32_t count);
-/* Remember a put that is under way, when `most` or less are: the oldest are waited for. The block at
- * `staged` goes back when it is done (KVC_NOT_STAGED: none). */
+/* Wait for the oldest puts until less than `most` are under way. */
 void kvc_remote_put_room(struct kvc_remote_store *store, uint32_t most);
-void kvc_remote_put_begun(
-    struct kvc_sequence *sequence, uint32_t ticket, uint64_t staged);
+/* Remember one. The block at `staged` goes back when it is done (KVC_NOT_STAGED: none). */
+void kvc_remote_put_begun(struct kvc_sequence *sequence, uint32_t ticket, uint64_t staged);
 /* Wait for every put of this sequence (NULL: of all). */
 void kvc_remote_drain_puts(struct kvc_remote_store *store, const struct kvc_sequence *sequence);
 

@@ -1,8 +1,8 @@
 /* Reading from and writing to a store on another host: bytes in messages.
  *
- * A batch of reads is cut into requests of a quarter of a MiB, and several of them are under way, so
- * that store, line and worker have something to do at the same time. That an answer carries bytes
- * says that the lease held and the segment was there (kvstore/server/handle_stream.c). */
+ * A batch of reads is cut into requests of a quarter of a MiB, and several of them are under way,
+ * so that store, line and worker have something to do at the same time. That an answer carries
+ * bytes says that the lease held and the segment was there (kvstore/server/handle_stream.c). */
 #include <string.h>
 
 #include "common/base/clock.h"
@@ -65,8 +65,7 @@ static enum kv_status ask(struct kvc_remote_store *store)
 		if (!batch.bytes) return KV_OK;
 		request.body_case = KV__REQUEST__BODY_FETCH;
 		request.fetch = &fetch;
-		KV_TRY(kvc_channel_start(
-		    store->channel, store->current->number, &request, &batch.ticket));
+		KV_TRY(kvc_channel_start(store->channel, store->current->number, &request, &batch.ticket));
 		stream->batches[(stream->first_batch + stream->batch_count++) % KVC_STREAM_WINDOW] = batch;
 	}
 	return KV_OK;
@@ -103,8 +102,7 @@ static enum kv_status take_oldest(struct kvc_remote_store *store)
 	/* It was there when the sequence was opened. */
 	if (status == KV_NOT_FOUND) return kv_fail_prefix(KV_STALE, "the store holds it no more");
 	if (status != KV_OK) return status;
-	if (response->body_case != KV__RESPONSE__BODY_FETCH ||
-	    response->fetch->data.len != batch.bytes)
+	if (response->body_case != KV__RESPONSE__BODY_FETCH || response->fetch->data.len != batch.bytes)
 		status = kv_fail(KV_PROTOCOL, "the store answered fetch with something else");
 	else
 		hand_out(stream, &batch, response->fetch->data.data);

@@ -16,8 +16,8 @@ enum kv_status kvc_address_check(const char *address)
 	if (strncmp(address, "unix:", 5) == 0) return kv_unix_path_check(address + 5);
 	if (strncmp(address, "tcp:", 4) == 0) return kv_tcp_address_check(address + 4, 0);
 	return kv_fail(KV_INVALID,
-	    "store address \"%s\" is not understood: write unix:PATH, tcp:HOST:PORT, or none for an own "
-	    "one",
+	    "store address \"%s\" is not understood: write unix:PATH, tcp:HOST:PORT, or none for an "
+	    "own one",
 	    address);
 }
 
@@ -32,8 +32,8 @@ static enum kv_status check_remote(const struct kvc_options *options)
 	if (!remote || strcmp(transport, "auto") == 0 || strcmp(transport, KVC_STREAM) == 0)
 		return KV_OK;
 	return kv_fail(KV_UNSUPPORTED,
-	    "transport=%s to a store on another host is not there: bytes go through the encrypted stream, "
-	    "use auto or stream",
+	    "transport=%s to a store on another host is not there: bytes go through the encrypted "
+	    "stream, use auto or stream",
 	    transport);
 }
 

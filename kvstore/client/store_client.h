@@ -1,7 +1,7 @@
 /* All that a worker sees of the store.
  *
- * One struct kvc_store is a connection (unix:PATH, or tcp:HOST:PORT to a store on another host, where
- * all that passes is encrypted) or an in-process store (none). Calls are
+ * One struct kvc_store is a connection (unix:PATH, or tcp:HOST:PORT to a store on another host,
+ * where all that passes is encrypted) or an in-process store (none). Calls are
  * synchronous with a deadline and are made by one thread, the engine's; a thread inside keeps the
  * control socket: heartbeats, lease, counters, noticing that the store is gone, reconnecting with
  * backoff. After a reconnection, or a lapsed lease, everything attached before is stale: calls on
@@ -34,8 +34,8 @@ enum { KVC_SECRET_BYTES = 32 };
 struct kvc_options {
 	struct kv_allocator *allocator;
 	const char *address; /* "unix:PATH", "tcp:HOST:PORT" or "none"; copied */
-	/* tcp: what the store's secret file holds, KVC_SECRET_BYTES (common/transport/secret.h); copied.
-	 * NULL for the others. */
+	/* tcp: what the store's secret file holds, KVC_SECRET_BYTES (common/transport/secret.h);
+	 * copied. NULL for the others. */
 	const uint8_t *secret;
 	/* "auto", "ucx" or "map", "stream" for tcp ("faulty-NAME" in tests); unused for "none" */
 	const char *transport;

@@ -25,8 +25,8 @@ enum kv_status ctl_store(const struct ctl_settings *settings, char address[CTL_A
 
 	*remote = given && strncmp(settings->store, "tcp:", 4) == 0;
 	if (given && !*remote && strncmp(settings->store, "unix:", 5) != 0)
-		return kv_fail(KV_USAGE, "--store %s: write tcp:HOST:PORT, or use --socket",
-		    settings->store);
+		return kv_fail(
+		    KV_USAGE, "--store %s: write tcp:HOST:PORT, or use --socket", settings->store);
 	if (*remote != with_secret)
 		return kv_fail(KV_USAGE, "--store tcp:HOST:PORT and --store-secret go together");
 	if (given)

@@ -32,8 +32,8 @@ enum kv_status kvs_fetch_source(struct kvs_engine *engine, uint32_t peer, uint64
 	KV_TRY(kvs_peer_require(engine, peer, &reader));
 	segment = kvs_segment_by_id(engine, segment_id);
 	if (!segment || segment->state != KVS_COMMITTED || !held_by(reader, segment))
-		return kv_fail(KV_NOT_FOUND,
-		    "no sequence of peer %" PRIu32 " refers to segment %" PRIu64, peer, segment_id);
+		return kv_fail(KV_NOT_FOUND, "no sequence of peer %" PRIu32 " refers to segment %" PRIu64,
+		    peer, segment_id);
 	if (layer >= segment->layers)
 		return kv_fail(
 		    KV_INVALID, "layer %u is not there, the segment has %u", layer, segment->layers);

@@ -16,7 +16,8 @@ enum kv_status kvs_handle_fetch(
 	size_t total = 0;
 
 	if (!peer->secure)
-		return kv_fail(KV_UNSUPPORTED, "fetch is for workers on other hosts, this one reads itself");
+		return kv_fail(
+		    KV_UNSUPPORTED, "fetch is for workers on other hosts, this one reads itself");
 	/* The codec has seen to it that this is no more than one answer may hold. */
 	for (size_t i = 0; i < fetch->n_bytes; i++)
 		total += fetch->bytes[i];
@@ -26,8 +27,8 @@ enum kv_status kvs_handle_fetch(
 	for (size_t i = 0; i < fetch->n_segment_ids; i++) {
 		const uint8_t *source = NULL;
 
-		KV_TRY(kvs_fetch_source(server->engine, peer->slot, fetch->segment_ids[i],
-		    fetch->layers[i], fetch->offsets[i], fetch->bytes[i], &source));
+		KV_TRY(kvs_fetch_source(server->engine, peer->slot, fetch->segment_ids[i], fetch->layers[i],
+		    fetch->offsets[i], fetch->bytes[i], &source));
 		memcpy(answer->data + total, source, fetch->bytes[i]);
 		total += fetch->bytes[i];
 	}
@@ -56,8 +57,7 @@ enum kv_status kvs_put_inline(struct kvs_peer *peer, const Kv__PutRequest *put)
 	if (put->unit_offset > bytes || put->data.len > bytes - put->unit_offset)
 		return kv_fail(KV_INVALID, "%zu bytes at %llu leave a unit of %llu", put->data.len,
 		    (unsigned long long)put->unit_offset, (unsigned long long)bytes);
-	KV_TRY(
-	    kvs_put_target(server->engine, peer->slot, put->segment_id, put->layer, bytes, &unit));
+	KV_TRY(kvs_put_target(server->engine, peer->slot, put->segment_id, put->layer, bytes, &unit));
 	if (put->data.len) memcpy(unit + put->unit_offset, put->data.data, put->data.len);
 	kv_metrics_add(server->metrics, KVS_PUT, (int64_t)put->data.len);
 	return KV_OK;

@@ -68,8 +68,8 @@ static void end_lease(struct kvs_peer *peer, enum kvs_reason reason, const char 
 	struct kvs_server *server = peer->server;
 	bool died = kvs_pidfd_dead(peer->pidfd);
 	/* Of a process on another host there is only this sign. */
-	bool ended = peer->secure ? reason == KVS_BY_PEER
-	                          : died || kvs_process_ending(peer->credentials.pid);
+	bool ended =
+	    peer->secure ? reason == KVS_BY_PEER : died || kvs_process_ending(peer->credentials.pid);
 	bool killed = ended && !peer->leaving;
 
 	kvs_peer_remove(server->engine, peer->slot, writes_no_more(peer, died));
@@ -563,8 +563,7 @@ fail:
 }
 
 /* One word to a peer that cannot come in; an empty socket takes it at once. */
-static void refuse(
-    struct kvs_server *server, const struct arrival *arrival, enum kv_status status)
+static void refuse(struct kvs_server *server, const struct arrival *arrival, enum kv_status status)
 {
 	struct kv_frame_writer *writer = NULL;
 	Kv__Response response = KV__RESPONSE__INIT;

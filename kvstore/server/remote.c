@@ -43,8 +43,8 @@ static void refuse(struct arrival *arrival, enum kv_status status, const char *w
 {
 	struct kvs_server *server = arrival->server;
 
-	kv_metrics_add(server->metrics,
-	    status == KV_REFUSED ? KVS_REFUSED_SECRET : KVS_REFUSED_HANDSHAKE, 1);
+	kv_metrics_add(
+	    server->metrics, status == KV_REFUSED ? KVS_REFUSED_SECRET : KVS_REFUSED_HANDSHAKE, 1);
 	kv_warning_limited(&server->peer_log, KVS_MODULE,
 	    "remote connection refused from=%s reason=\"%s\"", arrival->from, why);
 	forget(arrival);
@@ -112,8 +112,8 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 	for (int turn = 0; turn < KVS_FRAMES_A_TURN; turn++) {
 		char from[KV_TCP_TEXT];
 		int socket = -1;
-		enum kv_status status = kv_tcp_accept(
-		    remote->listener, (uint32_t)server->settings->lease_ms, &socket, from);
+		enum kv_status status =
+		    kv_tcp_accept(remote->listener, (uint32_t)server->settings->lease_ms, &socket, from);
 
 		if (status != KV_OK) {
 			kv_warning(KVS_MODULE, "cannot accept a connection: %s", kv_error_message());
@@ -127,8 +127,8 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 			refuse(arrival_of(kv_list_first(&remote->arriving)), KV_LIMIT,
 			    "others came before it had shown the secret");
 		if (welcome(server, socket, from) == KV_OK) continue;
-		kv_warning_limited(&server->peer_log, KVS_MODULE, "connection refused: %s",
-		    kv_error_message());
+		kv_warning_limited(
+		    &server->peer_log, KVS_MODULE, "connection refused: %s", kv_error_message());
 		close(socket);
 	}
 }

@@ -1,6 +1,7 @@
 /* Who may connect, and what one user may take: connections, memory for messages, a control page.
  *
- * A tenant is a user id, as the kernel says it, or all workers on other hosts. Its record lives as long as a connection of it. */
+ * A tenant is a user id, as the kernel says it, or all workers on other hosts. Its record lives as
+ * long as a connection of it. */
 #include <errno.h>
 #include <pwd.h>
 #include <stdatomic.h>

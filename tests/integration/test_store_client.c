@@ -1,5 +1,5 @@
-/* A worker's view of a store: sharing, resuming, deaths and refusals, over a real kvstored (ucx or
- * map, by argument) or inside the process (local). */
+/* A worker's view of a store: sharing, resuming, deaths and refusals, over a real kvstored (ucx,
+ * map or stream, by argument) or inside the process (local). */
 #include "tests/lib/store_client_test.h"
 
 #include <fcntl.h>
@@ -22,6 +22,11 @@ static bool is_local(void)
 	return strcmp(test_transport, "local") == 0;
 }
 
+static bool is_stream(void)
+{
+	return strcmp(test_transport, "stream") == 0;
+}
+
 static const struct store_fixture *where(void)
 {
 	return is_local() ? NULL : &fixture;
@@ -32,7 +37,7 @@ static const char *const *store_arguments(void)
 	static char transport[32];
 	static const char *arguments[] = {transport, "--lease=1s", "--heartbeat=100ms", NULL};
 
-	snprintf(transport, sizeof transport, "--transport=%s", test_transport);
+	snprintf(transport, sizeof transport, "--transport=%s", test_store_transport());
 	return arguments;
 }
 
@@ -40,8 +45,9 @@ static int set_up(void **state)
 {
 	(void)state;
 	if (is_local()) return 0;
-	return store_fixture_init(&fixture) && store_fixture_start(&fixture, store_arguments()) ? 0
-	                                                                                        : -1;
+	if (!store_fixture_init(&fixture)) return -1;
+	fixture.remote = is_stream();
+	return store_fixture_start(&fixture, store_arguments()) ? 0 : -1;
 }
 
 static int tear_down(void **state)
@@ -233,7 +239,7 @@ static struct child start_child(const char *mode)
 		dup2(ends[1], 1);
 		for (int i = 3; i < 256; i++)
 			close(i);
-		execl(test_program, test_program, test_transport, mode, fixture.socket, (char *)NULL);
+		execl(test_program, test_program, test_transport, mode, fixture.address, (char *)NULL);
 		_exit(127);
 	}
 	close(ends[1]);
@@ -291,7 +297,9 @@ static void test_stopped_worker(void **state)
 	await_line(&child);
 	kill(child.pid, SIGSTOP);
 	assert_true(store_fixture_wait_stat(&fixture, "lease_expiries_total", 1, 5000));
-	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"lapsed\"}", 1, 1000));
+	/* Of one on another host nothing can come any more that would be of use. */
+	assert_true(
+	    store_fixture_wait_stat(&fixture, "workers{state=\"lapsed\"}", is_stream() ? 0 : 1, 1000));
 	kill(child.pid, SIGCONT);
 	status = end_child(&child, 0);
 	assert_true(WIFEXITED(status));
@@ -418,6 +426,7 @@ static void test_no_store(void **state)
 
 	(void)state;
 	options.address = "unix:/nonexistent/kvstored.sock";
+	options.secret = NULL;
 	options.connect_ms = 0;
 	assert_int_equal(kvc_open(&options, &store), KV_DISCONNECTED);
 	assert_non_null(strstr(kv_error_message(), "/nonexistent/kvstored.sock"));
@@ -439,7 +448,8 @@ static void test_other_layout(void **state)
 	assert_true(strlen(kv_error_message()) > 10);
 	options = test_options(&fixture, "b");
 	options.transport = strcmp(test_transport, "map") == 0 ? "ucx" : "map";
-	assert_int_equal(kvc_open(&options, &forged), KV_REFUSED);
+	/* With a store on another host there is no choice to begin with. */
+	assert_int_equal(kvc_open(&options, &forged), is_stream() ? KV_UNSUPPORTED : KV_REFUSED);
 	assert_non_null(strstr(kv_error_message(), "transport"));
 	kvc_close(store);
 }
@@ -641,7 +651,7 @@ static int child_sleeps(struct kvc_store *store, struct kvc_sequence *sequence)
 	return 0;
 }
 
-static int be_child(const char *mode, const char *socket)
+static int be_child(const char *mode, const char *address)
 {
 	struct kvc_new_segment more = {PROMPT_TOKENS, 64, KVW_PLAIN, KVW_APPROXIMATE};
 	const struct kvc_segment *reserved = NULL;
@@ -649,7 +659,7 @@ static int be_child(const char *mode, const char *socket)
 	struct kvc_store *store = NULL;
 	struct kvc_options options;
 
-	snprintf(fixture.address, sizeof fixture.address, "unix:%s", socket);
+	snprintf(fixture.address, sizeof fixture.address, "%s", address);
 	options = test_options(&fixture, "child");
 	if (kvc_open(&options, &store) != KV_OK ||
 	    prepare_to_resume(store, "held", &sequence) != KV_OK ||
@@ -690,11 +700,27 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_counters, set_up, tear_down),
 	};
 
+	/* The others speak on the Unix socket themselves. */
+	const struct CMUnitTest stream[] = {
+	    cmocka_unit_test_setup_teardown(test_share, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_same_twice, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_pieces, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_keep_and_resume, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_killed_worker, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_stopped_worker, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_killed_store, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_stopped_store, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_other_layout, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_no_room, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_counters, set_up, tear_down),
+	};
+
 	signal(SIGPIPE, SIG_IGN);
 	test_program = argv[0];
 	test_transport = argc > 1 ? argv[1] : "map";
 	if (argc > 3) return be_child(argv[2], argv[3]);
 	if (argc > 2) cmocka_set_test_filter(argv[2]);
+	if (is_stream()) return cmocka_run_group_tests(stream, NULL, NULL);
 	return is_local() ? cmocka_run_group_tests(local, NULL, NULL)
 	                  : cmocka_run_group_tests(remote, NULL, NULL);
 }

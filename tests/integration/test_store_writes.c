@@ -13,14 +13,20 @@ static struct store_fixture fixture;
 
 enum { TAIL = PROMPT_TOKENS - CUT_TWO, FOLDED = 96, STAYS = 30, NEW_TOKENS = FOLDED + STAYS };
 
+static bool is_stream(void)
+{
+	return strcmp(test_transport, "stream") == 0;
+}
+
 static int set_up(void **state)
 {
 	char transport[32];
 	const char *arguments[] = {transport, "--max-workers=3", NULL};
 
 	(void)state;
-	snprintf(transport, sizeof transport, "--transport=%s", test_transport);
+	snprintf(transport, sizeof transport, "--transport=%s", test_store_transport());
 	if (!store_fixture_init(&fixture)) return -1;
+	fixture.remote = is_stream();
 	return store_fixture_start(&fixture, arguments) ? 0 : -1;
 }
 
@@ -30,8 +36,9 @@ static int set_up_verified(void **state)
 	const char *arguments[] = {transport, "--verify=fetch", NULL};
 
 	*state = &fixture;
-	snprintf(transport, sizeof transport, "--transport=%s", test_transport);
+	snprintf(transport, sizeof transport, "--transport=%s", test_store_transport());
 	if (!store_fixture_init(&fixture)) return -1;
+	fixture.remote = is_stream();
 	return store_fixture_start(&fixture, arguments) ? 0 : -1;
 }
 
@@ -211,8 +218,9 @@ static int set_up_regions(void **state)
 	const char *arguments[] = {transport, "--region=64KiB", NULL};
 
 	(void)state;
-	snprintf(transport, sizeof transport, "--transport=%s", test_transport);
+	snprintf(transport, sizeof transport, "--transport=%s", test_store_transport());
 	if (!store_fixture_init(&fixture)) return -1;
+	fixture.remote = is_stream();
 	return store_fixture_start(&fixture, arguments) ? 0 : -1;
 }
 
@@ -424,6 +432,24 @@ static void test_failing_attach(void **state)
 	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"reserved\"}", 0, 1000));
 }
 
+static void test_verified_from_afar(void **state)
+{
+	struct kvc_store *writer = test_connect(&fixture, "writer");
+	struct kvc_store *reader = test_connect(&fixture, "reader");
+	struct kvc_sequence *sequence = NULL;
+	uint32_t count;
+
+	(void)state;
+	test_store_prompt(writer, 1);
+	assert_ok(test_open(reader, NULL, 1, &sequence));
+	kvc_sequence_segments(sequence, &count);
+	assert_int_equal(count, CUTS);
+	assert_int_equal(test_compare(reader, sequence, 1), 0);
+	kvc_sequence_close(sequence, 0);
+	kvc_close(reader);
+	kvc_close(writer);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -440,9 +466,20 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_failing_attach, set_up, tear_down),
 	};
 
+	/* The others put faults into a transport that reaches memory. */
+	const struct CMUnitTest stream[] = {
+	    cmocka_unit_test_setup_teardown(test_fold, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_many_units, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_limits, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_many_regions, set_up_regions, tear_down),
+	    cmocka_unit_test_setup_teardown(test_growth, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_verified_from_afar, set_up_verified, tear_down),
+	};
+
 	signal(SIGPIPE, SIG_IGN);
 	test_program = argv[0];
 	test_transport = argc > 1 ? argv[1] : "map";
 	if (argc > 2) cmocka_set_test_filter(argv[2]);
+	if (is_stream()) return cmocka_run_group_tests(stream, NULL, NULL);
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

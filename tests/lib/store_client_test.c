@@ -5,6 +5,11 @@
 static const struct kvc_cut cuts[CUTS] = {
     {CUT_ONE, KVW_CLUSTERED}, {CUT_TWO, KVW_CLUSTERED}, {PROMPT_TOKENS, KVW_PLAIN}};
 
+const char *test_store_transport(void)
+{
+	return strcmp(test_transport, "stream") == 0 ? "map" : test_transport;
+}
+
 struct kvw_model_layout test_layout(void)
 {
 	return (struct kvw_model_layout){.layers = 3,
@@ -29,6 +34,7 @@ struct kvc_options test_options(const struct store_fixture *fixture, const char 
 	    .connect_ms = 3000,
 	    .staging_bytes = 2 << 20};
 
+	if (strncmp(options.address, "tcp:", 4) == 0) options.secret = store_fixture_secret;
 	memset(options.model_id, 7, sizeof options.model_id);
 	return options;
 }

@@ -16,8 +16,11 @@
 
 enum { PROMPT_TOKENS = 1100, CUT_ONE = 512, CUT_TWO = 1024, CUTS = 3, DECODED = 7 };
 
-extern const char *test_transport; /* "ucx", "map" or "local" */
+extern const char *test_transport; /* "ucx", "map", "stream" or "local" */
 extern const char *test_program;   /* to run as another worker */
+
+/* What the store is started with. */
+const char *test_store_transport(void);
 
 /* Assert KV_OK, with the error's text when it is not. */
 #define assert_ok(expression)                                                                      \

@@ -62,18 +62,30 @@ bool store_fixture_init(struct store_fixture *fixture)
 	snprintf(fixture->socket, sizeof fixture->socket, "%s/kvstored.sock", fixture->directory);
 	snprintf(fixture->stats, sizeof fixture->stats, "%s/stats.sock", fixture->directory);
 	snprintf(fixture->log, sizeof fixture->log, "%s/log", fixture->directory);
+	snprintf(fixture->secret, sizeof fixture->secret, "%s/secret", fixture->directory);
 	snprintf(fixture->address, sizeof fixture->address, "unix:%s", fixture->socket);
 	fixture->shm_before = count_shm();
 	return true;
 }
 
+static const char *const *spawn_prefix;
+
+void store_fixture_prefix(const char *const *prefix)
+{
+	spawn_prefix = prefix;
+}
+
 static pid_t spawn(const char *const *arguments, const char *log)
 {
-	char *copy[STORE_FIXTURE_ARGUMENTS + 1] = {0};
+	char *copy[2 * STORE_FIXTURE_ARGUMENTS + 1] = {0};
+	int count = 0;
 	pid_t pid;
 
-	for (int i = 0; i < STORE_FIXTURE_ARGUMENTS && arguments[i]; i++)
-		copy[i] = (char *)(uintptr_t)arguments[i];
+	for (int i = 0; spawn_prefix && i < STORE_FIXTURE_ARGUMENTS - 1 && spawn_prefix[i]; i++)
+		copy[count++] = (char *)(uintptr_t)spawn_prefix[i];
+	if (count) copy[count++] = (char *)(uintptr_t)KVSTORED_PATH;
+	for (int i = count ? 1 : 0; i < STORE_FIXTURE_ARGUMENTS && arguments[i]; i++)
+		copy[count++] = (char *)(uintptr_t)arguments[i];
 	pid = fork();
 	if (pid != 0) return pid;
 	int output = open(log, O_WRONLY | O_CREAT | O_APPEND, 0600);
@@ -87,7 +99,10 @@ static pid_t spawn(const char *const *arguments, const char *log)
 		close(i);
 	/* A test that is killed takes its store along. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
-	execv(KVSTORED_PATH, copy);
+	if (spawn_prefix)
+		execvp(copy[0], copy);
+	else
+		execv(KVSTORED_PATH, copy);
 	_exit(127);
 }
 
@@ -139,16 +154,60 @@ static bool wait_ready(struct store_fixture *fixture)
 	return false;
 }
 
+const uint8_t store_fixture_secret[STORE_FIXTURE_SECRET] = {
+    0x10, 0x21, 0x32, 0x43, 0x54, 0x65, 0x76, 0x87, 0x98, 0xa9, 0xba, 0xcb, 0xdc, 0xed, 0xfe, 0x0f};
+
+static bool write_secret(const struct store_fixture *fixture)
+{
+	int descriptor = open(fixture->secret, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	char text[2 * STORE_FIXTURE_SECRET + 2];
+	bool written;
+
+	for (int i = 0; i < STORE_FIXTURE_SECRET; i++)
+		snprintf(text + 2 * i, 4, "%02x\n", store_fixture_secret[i]);
+	if (descriptor < 0) return false;
+	written = write(descriptor, text, sizeof text - 1) == (ssize_t)sizeof text - 1;
+	return close(descriptor) == 0 && written;
+}
+
+/* Where it listens for other hosts. */
+static bool find_remote(struct store_fixture *fixture)
+{
+	char answer[4096];
+	char *line, *end;
+
+	if (!store_fixture_ask(fixture, "info", answer, sizeof answer)) return false;
+	line = strstr(answer, "\nlisten: ");
+	end = line ? strchr(line, '\r') : NULL;
+	if (!end) return false;
+	*end = '\0';
+	line = strrchr(line, ':');
+	fixture->port = (unsigned)strtoul(line + 1, NULL, 10);
+	snprintf(fixture->address, sizeof fixture->address, "tcp:%s:%u",
+	    fixture->host[0] ? fixture->host : "127.0.0.1", fixture->port);
+	return fixture->port != 0;
+}
+
 bool store_fixture_start(struct store_fixture *fixture, const char *const *arguments)
 {
 	char socket[160];
 	char stats[160];
+	char listen[120];
+	char secret[160];
 	const char *all[STORE_FIXTURE_ARGUMENTS + 1] = {
 	    "kvstored", socket, stats, "--config=", "--memory=64MiB", "--log-level=debug"};
 	int count = 6;
 
 	snprintf(socket, sizeof socket, "--socket=%s", fixture->socket);
 	snprintf(stats, sizeof stats, "--stats-socket=%s", fixture->stats);
+	if (fixture->remote) {
+		if (!write_secret(fixture)) return false;
+		snprintf(listen, sizeof listen, "--listen=%s:%u",
+		    fixture->host[0] ? fixture->host : "127.0.0.1", fixture->port);
+		snprintf(secret, sizeof secret, "--secret-file=%s", fixture->secret);
+		all[count++] = listen;
+		all[count++] = secret;
+	}
 	while (arguments && *arguments && count < STORE_FIXTURE_ARGUMENTS)
 		all[count++] = *arguments++;
 	fixture->pid = spawn(all, fixture->log);
@@ -157,7 +216,7 @@ bool store_fixture_start(struct store_fixture *fixture, const char *const *argum
 		fprintf(stderr, "cannot start kvstored: %s\n", strerror(errno));
 		return false;
 	}
-	return wait_ready(fixture);
+	return wait_ready(fixture) && (!fixture->remote || find_remote(fixture));
 }
 
 int store_fixture_run(
@@ -241,6 +300,7 @@ bool store_fixture_deinit(struct store_fixture *fixture, bool failed)
 		store_fixture_sleep(20);
 	if (failed || !stopped) print_log(fixture->log);
 	unlink(fixture->log);
+	unlink(fixture->secret);
 	unlink(fixture->socket);
 	unlink(fixture->stats);
 	if (rmdir(fixture->directory) != 0)

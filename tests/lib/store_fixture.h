@@ -16,10 +16,17 @@ enum { STORE_FIXTURE_ARGUMENTS = 24 };
 struct store_fixture {
 	char directory[96];
 	char socket[128], stats[128], log[128];
-	char address[136];   /* unix:SOCKET */
+	char address[136];   /* unix:SOCKET; with `remote` tcp:HOST:PORT once it has been started */
+	bool remote;         /* set before the start: also listen on TCP, with the secret below */
+	char host[64];       /* where, to set before the start as well; "": 127.0.0.1 */
+	unsigned port;       /* 0: a free one, which stays over restarts */
+	char secret[136];    /* the secret's file */
 	pid_t pid;           /* 0: not running */
 	unsigned shm_before; /* objects in /dev/shm when it was set up */
 };
+
+enum { STORE_FIXTURE_SECRET = 32 };
+extern const uint8_t store_fixture_secret[STORE_FIXTURE_SECRET];
 
 /* Make the directory. False after printing why. */
 bool store_fixture_init(struct store_fixture *fixture);
@@ -27,6 +34,10 @@ bool store_fixture_init(struct store_fixture *fixture);
 /* Start kvstored with --socket, --stats-socket, a small --memory, and then the NULL-terminated
  * `arguments` (may be NULL), and wait until it answers health. False after printing its log. */
 bool store_fixture_start(struct store_fixture *fixture, const char *const *arguments);
+
+/* Run every program that is started from now on by these arguments before its own (a command with
+ * its options, such as ip netns exec NAME); NULL: none. Borrowed. */
+void store_fixture_prefix(const char *const *prefix);
 
 /* Start kvstored with exactly these arguments and wait for its end. Its exit code, -1 for a signal
  * or when it still ran after five seconds (it is killed then). What it wrote goes to `output`. */
