@@ -42,11 +42,11 @@ enum {
 	KVS_MAX_TOKENS = 64 << 20,    /* token ids kept */
 	KVS_INDEX_MAX_KEPT = 65536,   /* segments, as many as the engine holds */
 	KVS_MAX_MOURNED = 1024,
-	KVS_DISK_HOLDS_MS = 2500, /* a reservation waits for what the disk tier keeps */
-	KVS_MAX_ARRIVING = 32,            /* TCP connections that have not shown the secret */
-	KVS_REMOTE_QUEUED = 4 << 20,      /* of a remote peer's answers; then it is read no more */
-	KVS_REMOTE_TURN_BYTES = 2 << 20,  /* sent to a remote peer before others have their turn */
-	KVS_NEWS_REGIONS = 200,           /* one message tells of */
+	KVS_DISK_HOLDS_MS = 2500,        /* a reservation waits for what the disk tier keeps */
+	KVS_MAX_ARRIVING = 32,           /* TCP connections that have not shown the secret */
+	KVS_REMOTE_QUEUED = 4 << 20,     /* of a remote peer's answers; then it is read no more */
+	KVS_REMOTE_TURN_BYTES = 2 << 20, /* sent to a remote peer before others have their turn */
+	KVS_NEWS_REGIONS = 200,          /* one message tells of */
 	KVS_WORKER_NAME = 48,
 	KVS_COUNTER_NAME = 64,
 	KVS_MAX_WORKERS_KEPT = 512,
@@ -221,7 +221,7 @@ struct kvs_server {
 
 	int listener;
 	struct kv_watch *listener_watch;
-	uint64_t listen_again_ms;       /* 0: listening */
+	uint64_t listen_again_ms; /* 0: listening */
 	struct kvs_remote remote;
 	struct kv_log_limit peer_log;   /* of what peers do wrong */
 	struct kv_log_limit worker_log; /* of their coming and going, which has no end either */
@@ -405,7 +405,7 @@ struct kvs_answer {
 	} body;
 	struct kvs_segment_set segments, pieces;
 	uint32_t *piece_tokens;
-	uint8_t *data; /* of a fetch, of the peer's frames */
+	uint8_t *data;       /* of a fetch, of the peer's frames */
 	bool regions;        /* names segments: tell of new regions */
 	bool later;          /* a job answers */
 	uint64_t grow_bytes; /* the request waits for so much memory and is served again */
