@@ -377,6 +377,7 @@ struct kvs_saved {
 	const uint8_t *model_id;
 	struct kvw_model_layout layout;
 	uint64_t id, parent; /* of this engine; parent 0: none */
+	uint64_t used;       /* the higher the later it was used */
 	uint32_t start, tokens, layers;
 	enum kvw_segment_kind kind;
 	const uint32_t *token_ids;    /* [tokens] */
@@ -402,7 +403,8 @@ enum kv_status kvs_restore_region(
  * are not. KV_INVALID for what cannot be, KV_EXISTS when its key is there. */
 enum kv_status kvs_restore_segment(
     struct kvs_engine *engine, const struct kvs_saved *saved, uint64_t *id);
-/* All has been restored: give regions that hold no segment back. Until then they stay. */
+/* All has been restored: what was used longest ago is the next to go, and regions that hold no
+ * segment are given back. Until then they stay. */
 void kvs_restore_end(struct kvs_engine *engine);
 
 /* ---- another tier below this one ---- */

@@ -1,6 +1,8 @@
 /* What all variants of eviction share, and what evicts without being asked for memory. */
 #include "kvstore/engine/engine_internal.h"
 
+#include <stdlib.h>
+
 enum { IDLE_ROUND_MS = 1000 };
 
 const struct kvs_eviction_ops *kvs_eviction_find(enum kvs_eviction eviction)
@@ -34,7 +36,8 @@ void kvs_idle_file(struct kvs_engine *engine, struct kvs_segment *segment)
 
 	kv_list_remove(&segment->place);
 	before = list->previous;
-	if (before == list || segment_at(before)->rank < segment->rank) {
+	/* Each into its place would take the square of their number; kvs_idle_sort orders them. */
+	if (engine->pool.adopting || before == list || segment_at(before)->rank < segment->rank) {
 		kv_list_push_back(list, &segment->place);
 		return;
 	}
@@ -42,6 +45,56 @@ void kvs_idle_file(struct kvs_engine *engine, struct kvs_segment *segment)
 		if (segment_at(before->next)->rank > segment->rank) break;
 	}
 	kv_list_push_front(before, &segment->place);
+}
+
+static int by_use(const void *a, const void *b)
+{
+	const uint64_t first = (*(struct kvs_segment *const *)a)->last_used,
+	               second = (*(struct kvs_segment *const *)b)->last_used;
+
+	return (first > second) - (first < second);
+}
+
+static int by_rank(const void *a, const void *b)
+{
+	const uint64_t first = *(const uint64_t *)a, second = *(const uint64_t *)b;
+
+	return (first > second) - (first < second);
+}
+
+static void sort_queue(struct kvs_engine *engine, struct kv_list *list)
+{
+	struct kvs_segment **segments;
+	struct kv_list *node, *following;
+	uint64_t *ranks;
+	size_t count = 0;
+
+	segments = kv_alloc_array(
+	    engine->allocator, engine->segment_count, sizeof *segments + sizeof *ranks);
+	if (!segments) {
+		/* Slowly then, in the order of the ranks that they have. */
+		KV_LIST_EACH_SAFE(node, following, list) kvs_idle_file(engine, segment_at(node));
+		return;
+	}
+	ranks = (uint64_t *)(void *)(segments + engine->segment_count);
+	KV_LIST_EACH(node, list)
+	{
+		segments[count] = segment_at(node);
+		ranks[count++] = segment_at(node)->rank;
+	}
+	qsort(segments, count, sizeof *segments, by_use);
+	qsort(ranks, count, sizeof *ranks, by_rank);
+	for (size_t i = 0; i < count; i++) {
+		segments[i]->rank = ranks[i];
+		kv_list_move_back(list, &segments[i]->place);
+	}
+	kv_free(engine->allocator, segments);
+}
+
+void kvs_idle_sort(struct kvs_engine *engine)
+{
+	for (uint32_t queue = 0; engine->segment_count && queue < KVS_IDLE_QUEUES; queue++)
+		sort_queue(engine, &engine->idle[queue]);
 }
 
 static uint64_t evict(struct kvs_engine *engine, struct kvs_segment *segment)

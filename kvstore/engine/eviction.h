@@ -46,6 +46,9 @@ struct kvs_segment *kvs_idle_first(
     struct kvs_engine *engine, uint32_t queue, const struct kvs_tenant *tenant);
 /* File an idle segment into its queue by its rank. */
 void kvs_idle_file(struct kvs_engine *engine, struct kvs_segment *segment);
+/* Order what was filed while memory was adopted by when it was last used; the ranks stay those that
+ * they have together. */
+void kvs_idle_sort(struct kvs_engine *engine);
 /* Evict the next of the tenant's, or of all (NULL); false when none is idle. */
 bool kvs_evict_one(struct kvs_engine *engine, struct kvs_tenant *tenant);
 /* Watermarks and idle times: called by the engine's tick. */

@@ -40,6 +40,7 @@ void kvs_saved_show(const struct kvs_segment *segment, struct kvs_saved *saved)
 	    .layout = root->model->layout,
 	    .id = segment->id,
 	    .parent = segment->parent ? segment->parent->id : 0,
+	    .used = segment->last_used,
 	    .start = segment->start,
 	    .tokens = segment->tokens,
 	    .layers = segment->layers,
@@ -112,6 +113,8 @@ static enum kv_status check_saved(
 	    (saved->kind != KVW_CLUSTERED && saved->kind != KVW_PLAIN) ||
 	    strlen(saved->tenant) >= KVS_MAX_TENANT)
 		return kv_fail(KV_INVALID, "the segment's numbers are out of range");
+	if (saved->used > UINT64_MAX / 2)
+		return kv_fail(KV_INVALID, "the segment's use is out of range");
 	if (engine->segment_count >= engine->options.max_segments ||
 	    saved->tokens > engine->options.max_tokens ||
 	    engine->token_count > engine->options.max_tokens - saved->tokens)
@@ -197,7 +200,8 @@ enum kv_status kvs_restore_segment(
 		if (status != KV_OK) kvs_segment_destroy(engine, segment);
 	}
 	if (status == KV_OK) {
-		segment->last_used = ++engine->use_clock;
+		segment->last_used = saved->used;
+		if (engine->use_clock < saved->used) engine->use_clock = saved->used;
 		kvs_segment_enter(engine, segment, parent);
 		kvs_segment_settle(engine, segment);
 		*id = segment->id;
@@ -209,5 +213,6 @@ enum kv_status kvs_restore_segment(
 void kvs_restore_end(struct kvs_engine *engine)
 {
 	engine->pool.adopting = false;
+	kvs_idle_sort(engine);
 	kvs_pool_trim(&engine->pool);
 }

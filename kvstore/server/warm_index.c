@@ -99,6 +99,7 @@ void kvs_index_segment(struct kvs_index_writer *writer, const struct kvs_saved *
 	put(writer, layout->cluster_tokens, 4);
 	put_bytes(writer, layout->index_digest, sizeof layout->index_digest);
 	put(writer, saved->parent, 4);
+	put(writer, saved->used, 8);
 	put(writer, saved->start, 4);
 	put(writer, saved->tokens, 4);
 	put(writer, (uint64_t)saved->kind, 4);
@@ -251,6 +252,7 @@ static void get_shape(struct kvs_index_reader *reader, struct kvs_index_segment 
 	layout->cluster_tokens = get32(reader);
 	get_bytes(reader, layout->index_digest, sizeof layout->index_digest);
 	saved->parent = get32(reader);
+	saved->used = get(reader, 8);
 	saved->start = get32(reader);
 	saved->tokens = get32(reader);
 }
@@ -262,7 +264,7 @@ enum kv_status kvs_index_next_segment(
 	uint32_t kind;
 
 	memset(saved, 0, sizeof *saved);
-	if (!has(reader, KVS_MAX_TENANT + KVS_MAX_NAME + KVW_MODEL_ID_BYTES + 7 * 4 + 8 + 4 * 4))
+	if (!has(reader, KVS_MAX_TENANT + KVS_MAX_NAME + KVW_MODEL_ID_BYTES + 7 * 4 + 8 + 8 + 4 * 4))
 		return cut_off();
 	get_shape(reader, segment);
 	kind = get32(reader);

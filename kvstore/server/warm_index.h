@@ -21,7 +21,7 @@ extern "C" {
 #endif
 
 enum {
-	KVS_INDEX_VERSION = 1,
+	KVS_INDEX_VERSION = 2,
 	KVS_INDEX_HEADER = 64,
 	KVS_INDEX_MAX_REGIONS = 1000, /* as many descriptors as a start takes, less the index */
 	KVS_INDEX_MAX_SEGMENTS = 1 << 20

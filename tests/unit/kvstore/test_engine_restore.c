@@ -32,8 +32,8 @@ static enum kv_status take_down(void *context, const struct kvs_saved *saved)
 	return KV_OK;
 }
 
-/* Commit a prompt in an engine, with checksums. */
-static void fill(struct store *store, uint32_t peer, uint32_t first)
+/* Commit a prompt in an engine, with checksums. Returns its sequence, open. */
+static uint64_t fill(struct store *store, uint32_t peer, uint32_t first)
 {
 	const uint32_t checksums[6] = {1, 2, 3, 4, 5, 6};
 	struct kvs_new_segment wanted[3];
@@ -55,18 +55,23 @@ static void fill(struct store *store, uint32_t peer, uint32_t first)
 	commit.segment_ids = ids;
 	commit.checksums = checksums;
 	assert_ok(kvs_commit_now(store->engine, peer, &commit, &done));
+	return opened.sequence;
 }
 
+/* Prompts are used in their order, only the first one last. */
 static void save(uint32_t prompts, struct copies *copies)
 {
 	struct store store;
+	uint64_t sequences[SAVED];
 	uint32_t peer;
 
 	memset(copies, 0, sizeof *copies);
 	store_start(&store, NULL);
 	peer = store_peer_of(&store, "a", "", 1);
 	for (uint32_t i = 0; i < prompts; i++)
-		fill(&store, peer, 100 * i);
+		sequences[i] = fill(&store, peer, 100 * i);
+	for (uint32_t i = 1; i <= prompts; i++)
+		assert_ok(kvs_sequence_close(store.engine, peer, sequences[i % prompts], 0));
 	assert_ok(kvs_engine_save(store.engine, take_down, copies));
 	assert_int_equal(copies->count, 3 * prompts);
 	/* Names that belong to the engine go with it. */
@@ -145,6 +150,56 @@ static void test_found_again(void **state)
 	assert_int_equal(store.world.regions_live, 0);
 	assert_sound(&store);
 	store_stop(&store);
+}
+
+/* How much of a prompt is stored, in segments. */
+static uint32_t shared_of(struct store *store, uint32_t peer, uint32_t first)
+{
+	struct kvs_open_result opened;
+	uint32_t prompt[PROMPT];
+
+	numbers(prompt, PROMPT, first);
+	opened = store_open(store, peer, NULL, prompt, PROMPT, ends, 3);
+	assert_ok(kvs_sequence_close(store->engine, peer, opened.sequence, 0));
+	return opened.shared;
+}
+
+/* Whatever the variant, what was used longest ago goes first. */
+static void check_order(enum kvs_eviction eviction)
+{
+	const struct kvs_evict_request one = {.bytes = 1};
+	const struct kvs_options options = {.memory = STORE_MEMORY,
+	    .max_sequences = 64,
+	    .max_segments = 512,
+	    .max_peers = 16,
+	    .eviction = eviction};
+	struct copies copies;
+	uint64_t ids[SAVED] = {0};
+	struct store store;
+	uint32_t peer;
+
+	save(3, &copies);
+	store_start(&store, &options);
+	move_to(&copies, adopt(&store, REGION));
+	for (uint32_t i = 0; i < copies.count; i++)
+		assert_ok(restore(&store, &copies, i, ids));
+	kvs_restore_end(store.engine);
+	assert_sound(&store);
+	for (uint32_t i = 0; i < 2; i++)
+		assert_true(kvs_engine_evict_some(store.engine, &one) > 0);
+	assert_sound(&store);
+	peer = store_peer_of(&store, "b", "", 1);
+	assert_int_equal(shared_of(&store, peer, 0), 3);
+	assert_int_equal(shared_of(&store, peer, 200), 3);
+	assert_int_equal(shared_of(&store, peer, 100), 1);
+	store_stop(&store);
+}
+
+static void test_order(void **state)
+{
+	(void)state;
+	check_order(KVS_EVICT_LRU);
+	check_order(KVS_EVICT_S3FIFO);
 }
 
 static void refuse(struct copies *copies, const struct copies *right, enum kv_status status)
@@ -244,6 +299,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_found_again),
+	    cmocka_unit_test(test_order),
 	    cmocka_unit_test(test_lies),
 	    cmocka_unit_test(test_memory_runs_out),
 	};

@@ -46,6 +46,7 @@ static void write_sample(struct kvs_index_writer *writer)
 	kvs_index_region(writer, 4, 4096, "");
 	for (uint32_t i = 0; i < SEGMENTS; i++) {
 		saved.parent = i;
+		saved.used = (UINT64_C(1) << 40) + i;
 		kvs_index_segment(writer, &saved);
 		saved.start += TOKENS;
 	}
@@ -94,6 +95,7 @@ static void test_round_trip(void **state)
 	for (uint32_t i = 0; i < SEGMENTS; i++) {
 		assert_int_equal(kvs_index_next_segment(&reader, segment), KV_OK);
 		assert_int_equal(segment->saved.parent, i);
+		assert_int_equal(segment->saved.used, (UINT64_C(1) << 40) + i);
 		assert_int_equal(segment->saved.start, i * TOKENS);
 		assert_int_equal(segment->saved.token_ids[3], UINT32_MAX);
 		assert_int_equal(segment->saved.checksums[2], UINT32_MAX);
