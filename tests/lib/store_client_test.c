@@ -88,7 +88,7 @@ uint64_t test_unit_bytes(
 	return unit.bytes;
 }
 
-static enum kv_status write_units(
+enum kv_status test_write_segment(
     struct kvc_sequence *sequence, const struct kvc_segment *segment, int32_t seed)
 {
 	for (uint32_t layer = 0; layer < 3; layer++) {
@@ -125,7 +125,7 @@ enum kv_status test_write(struct kvc_store *store, struct kvc_sequence *sequence
 	if (!count) return KV_OK;
 	KV_TRY(kvc_reserve(sequence, wanted, count, segments));
 	for (uint32_t i = 0; i < count; i++)
-		KV_TRY(write_units(sequence, segments[i], seed));
+		KV_TRY(test_write_segment(sequence, segments[i], seed));
 	return kvc_commit(sequence, segments, count, NULL, 0, NULL, 0);
 }
 

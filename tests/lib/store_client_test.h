@@ -39,6 +39,10 @@ void test_prompt(int32_t prompt[PROMPT_TOKENS], int32_t seed);
 enum kv_status test_open(
     struct kvc_store *store, const char *id, int32_t seed, struct kvc_sequence **sequence);
 
+/* Fill every unit of a reserved segment with the bytes that it has for this seed. */
+enum kv_status test_write_segment(
+    struct kvc_sequence *sequence, const struct kvc_segment *segment, int32_t seed);
+
 /* Reserve the cuts that are not shared, fill every unit with bytes that depend on segment, layer
  * and seed, and commit them. */
 enum kv_status test_write(struct kvc_store *store, struct kvc_sequence *sequence, int32_t seed);
