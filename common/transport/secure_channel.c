@@ -314,6 +314,9 @@ static enum kv_status receive_handshake(struct kv_secure *secure, int socket, si
 
 	KV_TRY(receive(
 	    socket, secure->in + secure->in_have, secure->in_want - secure->in_have, taken, &ended));
+	if (ended && secure->step == AWAIT_FINISH)
+		return kv_fail(KV_REFUSED,
+		    "the worker left when it saw this store's proof: it has another secret");
 	if (ended)
 		return kv_fail(KV_DISCONNECTED, "the other side closed the connection in the handshake");
 	secure->in_have += *taken;

@@ -63,9 +63,9 @@ enum kv_status kv_secure_create(struct kv_allocator *allocator, enum kv_secure_r
 void kv_secure_destroy(struct kv_secure *secure); /* the socket stays; NULL is allowed */
 
 /* Go on with the handshake as far as the socket allows. KV_REFUSED: the other side has another
- * secret (or a handshake was replayed, or changed on its way); KV_PROTOCOL: it speaks something
- * else; KV_DISCONNECTED: it closed the connection; KV_NO_MEMORY; KV_IO. Close the connection after
- * an error. */
+ * secret (or a handshake was replayed, or changed on its way; or it left when it saw the proof);
+ * KV_PROTOCOL: it speaks something else; KV_DISCONNECTED: it closed the connection; KV_NO_MEMORY;
+ * KV_IO. Close the connection after an error. */
 enum kv_status kv_secure_handshake(
     struct kv_secure *secure, int socket, enum kv_secure_event *event);
 

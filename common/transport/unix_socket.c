@@ -177,6 +177,7 @@ enum kv_status kv_unix_accept(int listener, int *socket)
 enum kv_status kv_unix_connect(const char *path, int *socket)
 {
 	struct sockaddr_un address;
+	struct stat found;
 	int descriptor, error;
 
 	KV_TRY(fill_address(path, &address));
@@ -192,6 +193,8 @@ enum kv_status kv_unix_connect(const char *path, int *socket)
 	case ENOENT:
 		return kv_fail(KV_DISCONNECTED, "there is no socket %s: is the store running?", path);
 	case ECONNREFUSED:
+		if (stat(path, &found) == 0 && !S_ISSOCK(found.st_mode))
+			return kv_fail(KV_INVALID, "%s is no socket", path);
 		return kv_fail(KV_DISCONNECTED, "nobody listens at %s: start the store", path);
 	case EAGAIN:
 	case EINTR:

@@ -4,6 +4,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/transport/secret.h"
 #include "gpu-worker/commands/settings.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/session.h"
@@ -150,11 +151,23 @@ static enum kv_status look_at_file(const char *option, const char *path)
 	return kv_fail(KV_IO, "--%s %s: %s", option, path, strerror(errno));
 }
 
+static enum kv_status look_at_secret(const char *path)
+{
+	uint8_t secret[KV_SECRET_BYTES];
+	enum kv_status status;
+
+	if (path == NULL || *path == '\0') return KV_OK;
+	status = kv_secret_read(path, secret);
+	kv_secret_wipe(secret);
+	return status;
+}
+
 enum kv_status gw_settings_look(const struct kv_command *command, const void *opaque)
 {
 	const struct gw_settings *s = opaque;
 
 	KV_TRY(gw_worker_look(s, kv_heap(), (command->bit & GW_MODEL_COMMANDS) != 0));
+	KV_TRY(look_at_secret(s->store_secret));
 	KV_TRY(look_at_file("prompt-file", s->prompt_file));
 	KV_TRY(look_at_file("tokens-file", s->tokens_file));
 	return look_at_file("file", s->file);

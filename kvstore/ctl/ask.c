@@ -86,6 +86,14 @@ enum kv_status ctl_ask(
 	if (status == KV_OK) status = receive_all(socket, answer, deadline);
 	if (status == KV_OK) status = check_answer(answer);
 	close(socket);
+	if (status == KV_TIMEOUT)
+		return kv_fail(KV_TIMEOUT,
+		    "the store at %s did not answer within %u ms: is it stopped, or is this no stats "
+		    "socket? --timeout waits longer",
+		    settings->stats_socket, (unsigned)settings->timeout_ms);
+	if (status == KV_DISCONNECTED)
+		return kv_fail_prefix(KV_DISCONNECTED, "%s, which should be the stats socket",
+		    settings->stats_socket);
 	return status;
 }
 

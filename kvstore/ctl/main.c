@@ -104,6 +104,11 @@ static const struct kv_option options[] = {
         .offset = FIELD(once),
         .help = "Print one table and end.",
         .commands = COMMAND_TOP},
+    {.name = "off",
+        .kind = KV_OPTION_FLAG,
+        .offset = FIELD(off),
+        .help = "Take in new workers and sequences again.",
+        .commands = COMMAND_DRAIN},
     {.name = "clients",
         .kind = KV_OPTION_U32,
         .offset = FIELD(clients),
@@ -135,11 +140,6 @@ static const struct kv_option options[] = {
         .offset = FIELD(verify),
         .help = "Compare all that is read with what was written.",
         .commands = COMMAND_BENCH},
-    {.name = "off",
-        .kind = KV_OPTION_FLAG,
-        .offset = FIELD(off),
-        .help = "Take in new workers and sequences again.",
-        .commands = COMMAND_DRAIN},
 };
 
 static const struct kv_command commands[] = {

@@ -165,8 +165,9 @@ enum kv_status kvs_handle_hello(
 	status = check_version(hello);
 	if (status != KV_OK) {
 		kv_metrics_add(metrics, KVS_REFUSED_VERSION, 1);
-		kv_warning_limited(&peer->server->peer_log, KVS_MODULE, "peer refused name=%s pid=%d: %s",
-		    peer->name, (int)peer->credentials.pid, kv_error_message());
+		kv_warning_limited(&peer->server->peer_log, KVS_MODULE,
+		    "peer refused name=%s pid=%d from=%s: %s", peer->name, (int)peer->credentials.pid,
+		    peer->from, kv_error_message());
 		return status;
 	}
 	if (hello->model_id.len)
@@ -175,8 +176,9 @@ enum kv_status kvs_handle_hello(
 		status = admit_guest(peer);
 	if (status != KV_OK) {
 		kv_metrics_add(metrics, KVS_REFUSED_HELLO, 1);
-		kv_warning_limited(&peer->server->peer_log, KVS_MODULE, "peer refused name=%s pid=%d: %s",
-		    peer->name, (int)peer->credentials.pid, kv_error_message());
+		kv_warning_limited(&peer->server->peer_log, KVS_MODULE,
+		    "peer refused name=%s pid=%d from=%s: %s", peer->name, (int)peer->credentials.pid,
+		    peer->from, kv_error_message());
 		return status;
 	}
 	greet(peer, answer);

@@ -375,7 +375,7 @@ static enum take take_frame(struct kvs_peer *peer, const struct kv_frame *frame)
 		return TAKE_GONE;
 	}
 	kv_metrics_add(server->metrics, KVS_REQUESTS, 1);
-	/* Its heartbeats come behind its bytes, however slow the line is. */
+	/* Its heartbeats come behind its bytes. */
 	if (peer->secure && peer->state.state == KVS_WORKING)
 		kvs_peer_heartbeat(server->engine, peer->slot, peer->epoch);
 	if (must_wait(peer, request)) {
@@ -691,8 +691,9 @@ static void tick_lease(struct kvs_peer *peer)
 		return;
 	kv_state_move(&peer->state, KVS_LAPSED, peer);
 	peer->lapsed_ms = kv_now_ms();
-	kv_warning_limited(&server->worker_log, KVS_MODULE, "lease lapsed name=%s slot=%u pid=%d",
-	    peer->name, peer->slot, (int)peer->credentials.pid);
+	kv_warning_limited(&server->worker_log, KVS_MODULE,
+	    "lease lapsed name=%s slot=%u pid=%d from=%s", peer->name, peer->slot,
+	    (int)peer->credentials.pid, peer->from);
 	if (writes_no_more(peer, kvs_pidfd_dead(peer->pidfd)))
 		kvs_peer_proven_dead(server->engine, peer->epoch);
 }

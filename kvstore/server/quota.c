@@ -50,6 +50,14 @@ static bool is_somebody(const char *name)
 	return *name && name[strspn(name, "0123456789")] == '\0';
 }
 
+enum kv_status kvs_quotas_check_chosen(const char *name)
+{
+	KV_TRY(kvs_quotas_check_name(name));
+	if (!is_somebody(name)) return KV_OK;
+	return kv_fail(KV_INVALID,
+	    "\"%s\" is the tenant of the user with that number: choose another name", name);
+}
+
 static enum kv_status add_user(char *item, struct kvs_quotas *quotas)
 {
 	struct kvs_named_user *user = &quotas->users[quotas->user_count];
@@ -61,10 +69,11 @@ static enum kv_status add_user(char *item, struct kvs_quotas *quotas)
 		return kv_fail(KV_INVALID, "more than %d users are named", (int)KVS_MAX_NAMED);
 	user->everybody = strcmp(item, "*") == 0;
 	if (!user->everybody) KV_TRY(kv_parse_u32(item, &user->uid));
-	KV_TRY(kvs_quotas_check_name(name));
-	if (is_somebody(name))
-		return kv_fail(KV_INVALID,
-		    "\"%s\" is the tenant of the user with that number: choose another name", name);
+	KV_TRY(kvs_quotas_check_chosen(name));
+	for (uint32_t i = 0; i < quotas->user_count; i++)
+		if (quotas->users[i].everybody == user->everybody &&
+		    (user->everybody || quotas->users[i].uid == user->uid))
+			return kv_fail(KV_INVALID, "user %s is named twice", item);
 	memcpy(user->name, name, strlen(name) + 1);
 	quotas->user_count++;
 	return KV_OK;

@@ -35,6 +35,8 @@ enum kv_status kvs_quotas_parse(
 enum kv_status kvs_quotas_check_tenants(const char *text);
 enum kv_status kvs_quotas_check_limits(const char *text);
 enum kv_status kvs_quotas_check_name(const char *name);
+/* The same for a name that somebody chooses: not what a user is called that has none. */
+enum kv_status kvs_quotas_check_chosen(const char *name);
 
 /* The tenant of a user: its name, or uid-N. */
 void kvs_quotas_tenant(const struct kvs_quotas *quotas, uint32_t uid, char name[KVS_MAX_TENANT]);

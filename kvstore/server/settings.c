@@ -6,6 +6,7 @@
 #include "common/base/parse.h"
 #include "common/runtime/sd_notify.h"
 #include "common/transport/machine_memory.h"
+#include "common/transport/secret.h"
 #include "common/transport/tcp_socket.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/server/http_listen.h"
@@ -199,7 +200,7 @@ static const struct kv_option options[] = {
         .default_text = "remote",
         .unit = "NAME",
         .help = "The tenant that all workers on other hosts are.",
-        .check = kvs_quotas_check_name},
+        .check = kvs_quotas_check_chosen},
     {.name = "tenant-quota",
         .kind = KV_OPTION_STRING,
         .offset = FIELD(tenant_quota),
@@ -299,6 +300,20 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	return KV_OK;
 }
 
+/* --check: what the settings name. */
+static enum kv_status look(const struct kv_command *command, const void *untyped)
+{
+	const struct kvs_settings *settings = untyped;
+	uint8_t secret[KV_SECRET_BYTES];
+	enum kv_status status;
+
+	(void)command;
+	if (!settings->listen || !*settings->listen) return KV_OK;
+	status = kv_secret_read(settings->secret_file, secret);
+	kv_secret_wipe(secret);
+	return status;
+}
+
 static const char *const other_sections[] = {"gpu-worker", "kvctl", NULL};
 
 const struct kv_program kvs_program = {
@@ -310,6 +325,7 @@ const struct kv_program kvs_program = {
     .default_config = "/etc/clusterkv/kvstored.conf",
     .other_sections = other_sections,
     .validate = validate,
+    .check = look,
 };
 
 static uint64_t least(uint64_t a, uint64_t b)

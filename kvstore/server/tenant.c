@@ -83,7 +83,9 @@ static bool allows(const struct kvs_allow *allow, uint32_t uid)
 /* Among how many tenants what there is is divided, so that one cannot take another's. */
 static uint32_t share_count(const struct kvs_server *server)
 {
-	uint32_t listed = server->allow.count;
+	/* All workers of other hosts are one tenant more. */
+	const char *listen = server->settings->listen;
+	uint32_t listed = server->allow.count + (listen && *listen ? 1 : 0);
 
 	if (!server->settings->isolation) return 1;
 	return server->allow.everybody && listed < KVS_SHARES_OF_EVERYBODY ? KVS_SHARES_OF_EVERYBODY
@@ -168,8 +170,8 @@ enum kv_status kvs_tenant_connect(
 		    "user %u may not use this store: its operator lists users in allow-uid",
 		    credentials->uid);
 	if (found && found->connections >= limit)
-		return kv_fail(KV_LIMIT, "user %u has %u connections open, that is its limit",
-		    credentials->uid, found->connections);
+		return kv_fail(KV_LIMIT, "tenant %s has %u connections open, that is its limit",
+		    found->name, found->connections);
 	if (!found) KV_TRY(create_tenant(server, credentials->uid, &found));
 	found->holds++;
 	found->connections++;

@@ -111,6 +111,8 @@ static void another_secret_is_told_in_words(void **state)
 	    "--prompt", "you", "--store", store.address, "--store-secret", other, NULL};
 	const char *const without[] = {KV_GPU_WORKER, "generate", "--config=", "--model", trial.model,
 	    "--prompt", "you", "--store", store.address, NULL};
+	const char *const checked[] = {KV_GPU_WORKER, "generate", "--config=", "--model", trial.model,
+	    "--prompt", "you", "--store", store.address, "--store-secret", "/missing", "--check", NULL};
 	const char *const by_ucx[] = {KV_GPU_WORKER, "generate", "--config=", "--model", trial.model,
 	    "--prompt", "you", "--store", store.address, "--store-secret", other, "--transport", "ucx",
 	    NULL};
@@ -124,6 +126,7 @@ static void another_secret_is_told_in_words(void **state)
 	assert_int_equal(run(ping, "another secret"), 1);
 	assert_int_equal(run(generate, "another secret"), 1);
 	assert_int_equal(run(without, "--store-secret"), 2);
+	assert_int_equal(run(checked, "missing"), 1);
 	assert_int_equal(run(by_ucx, "encrypted stream"), 2);
 	assert_int_equal(chmod(other, 0644), 0);
 	assert_int_equal(run(ping, "0644"), 1);
@@ -131,7 +134,7 @@ static void another_secret_is_told_in_words(void **state)
 	options.secret = wrong;
 	assert_int_equal(kvc_open(&options, &opened), KV_REFUSED);
 	assert_true(store_fixture_wait_stat(
-	    &store, "connections_refused_total{reason=\"handshake\"}", 3, PATIENCE_MS));
+	    &store, "connections_refused_total{reason=\"secret\"}", 3, PATIENCE_MS));
 	assert_int_equal((int)store_fixture_stat(&store, "workers{state=\"connected\"}"), 0);
 }
 

@@ -42,6 +42,9 @@ static void test_names(void **state)
 	char name[KVS_MAX_TENANT];
 
 	(void)state;
+	assert_int_equal(kvs_quotas_check_chosen("uid-7"), KV_INVALID);
+	assert_int_equal(kvs_quotas_check_chosen("a/b"), KV_INVALID);
+	assert_int_equal(kvs_quotas_check_chosen("uid-x"), KV_OK);
 	assert_int_equal(kvs_quotas_check_tenants("1=uid-x,2=uid-,3=uid-7b,4=my-uid-7"), KV_OK);
 	assert_int_equal(kvs_quotas_parse("*=guests,1000=team,1001=team", NULL, GIB, &quotas), KV_OK);
 	kvs_quotas_tenant(&quotas, 1001, name);
@@ -56,7 +59,8 @@ static void test_wrong(void **state)
 	    "team=1MiB,b=1MiB,team=2MiB", "a b=1MiB",
 	    "a234567890123456789012345678901234567890123456789012345678901234567890=1MiB"};
 	static const char *const tenants[] = {
-	    "1000", "x=team", "1000=", "-1=team", "1=a/b", "1000=uid-7", "*=uid-0"};
+	    "1000", "x=team", "1000=", "-1=team", "1=a/b", "1000=uid-7", "*=uid-0",
+	    "5=a,6=b,5=c", "*=a,5=a,*=b"};
 
 	(void)state;
 	for (size_t i = 0; i < sizeof limits / sizeof *limits; i++)
