@@ -8,6 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/base/random.h"
 #include "common/runtime/fault_point.h"
 #include "common/transport/transport_map.h"
 #include "kvstore/client/channel_internal.h"
@@ -75,6 +76,23 @@ static void lose(struct kvc_channel *channel)
 
 /* ---- hello ---- */
 
+static uint64_t process_id(void)
+{
+	static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+	static uint64_t id;
+	static pid_t of; /* a child is another process */
+	uint64_t value;
+
+	pthread_mutex_lock(&lock);
+	while (!id || of != getpid()) {
+		id = kv_random_entropy();
+		of = getpid();
+	}
+	value = id;
+	pthread_mutex_unlock(&lock);
+	return value;
+}
+
 static enum kv_status send_hello(struct kvc_channel *channel)
 {
 	Kv__Request request = KV__REQUEST__INIT;
@@ -88,6 +106,7 @@ static enum kv_status send_hello(struct kvc_channel *channel)
 	hello.pid = (uint32_t)getpid();
 	hello.transport = channel->transport;
 	hello.build = (char *)(uintptr_t)KV_VERSION;
+	hello.process_id = process_id();
 	if (channel->has_model) {
 		hello.model_id.data = channel->model_id;
 		hello.model_id.len = sizeof channel->model_id;

@@ -139,7 +139,7 @@ static enum kv_status admit_worker(struct kvs_peer *peer, const Kv__HelloRequest
 	KV_TRY(take_staging(peer, hello));
 	KV_TRY(add_to_engine(peer, hello));
 	KV_TRY(kv_state_move(&peer->state, KVS_WORKING, peer));
-	peer->worker = kvs_worker_arrived(server, peer, peer->name, hello->model_name);
+	peer->worker = kvs_worker_arrived(server, peer, hello);
 	if (kv_log_allows(&server->worker_log, KVS_MODULE))
 		kv_info(KVS_MODULE, "worker joined name=%s slot=%u pid=%d uid=%u from=%s model=%s",
 		    peer->name, peer->slot, (int)peer->credentials.pid, peer->credentials.uid,

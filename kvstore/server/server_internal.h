@@ -88,7 +88,9 @@ struct kvs_worker {
 	struct kvs_peer *peer; /* NULL: has left */
 	uint64_t left_ms;
 	uint32_t pid, uid;
-	uint64_t process_start; /* with the pid it names the process; 0: not known */
+	/* With pid and uid it names the process: when that started, or what one on another host says of
+	 * itself. 0: not known. */
+	uint64_t process;
 	char from[KV_TCP_TEXT]; /* of one on another host, else "" */
 	uint32_t counter_count;
 	struct kvs_counter counters[KV_CODEC_MAX_COUNTERS];
@@ -440,7 +442,7 @@ enum kv_status kvs_put_inline(struct kvs_peer *peer, const Kv__PutRequest *put);
 /* The record of a worker that has just greeted: its old one, or a new one. Two that live under one
  * name get different records. NULL when there is no memory. */
 struct kvs_worker *kvs_worker_arrived(
-    struct kvs_server *server, struct kvs_peer *peer, const char *name, const char *model);
+    struct kvs_server *server, struct kvs_peer *peer, const Kv__HelloRequest *hello);
 void kvs_worker_left(struct kvs_worker *worker, uint64_t now);
 void kvs_worker_counters(
     struct kvs_server *server, struct kvs_worker *worker, const Kv__CountersRequest *counters);

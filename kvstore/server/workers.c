@@ -66,16 +66,16 @@ static void make_room(struct kvs_server *server)
 /* Counters are absolute, those of one process under one name. So one that connects anew goes on
  * with its record, though its earlier connection may not have been seen to end. */
 static struct kvs_worker *find_process(struct kvs_server *server, const char *asked,
-    const struct kv_unix_peer *who, uint64_t process_start)
+    const struct kv_unix_peer *who, uint64_t process)
 {
 	struct kv_list *node;
 
-	if (!process_start) return NULL;
+	if (!process) return NULL;
 	KV_LIST_EACH(node, &server->workers)
 	{
 		struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
 
-		if (worker->pid == (uint32_t)who->pid && worker->process_start == process_start &&
+		if (worker->pid == (uint32_t)who->pid && worker->process == process &&
 		    worker->uid == who->uid &&
 		    strncmp(worker->asked, asked, sizeof worker->asked - 1) == 0)
 			return worker;
@@ -113,10 +113,13 @@ static struct kvs_worker *take_record(struct kvs_server *server, const char *nam
 }
 
 struct kvs_worker *kvs_worker_arrived(
-    struct kvs_server *server, struct kvs_peer *peer, const char *name, const char *model)
+    struct kvs_server *server, struct kvs_peer *peer, const Kv__HelloRequest *hello)
 {
-	const uint64_t process_start = kvs_process_start(peer->credentials.pid);
-	struct kvs_worker *worker = find_process(server, name, &peer->credentials, process_start);
+	/* What the kernel says of a process here, nobody can forge. */
+	const uint64_t process =
+	    peer->secure ? hello->process_id : kvs_process_start(peer->credentials.pid);
+	const char *name = peer->name;
+	struct kvs_worker *worker = find_process(server, name, &peer->credentials, process);
 
 	if (!worker) worker = take_record(server, name);
 	if (!worker) return NULL;
@@ -124,11 +127,11 @@ struct kvs_worker *kvs_worker_arrived(
 	worker->peer = peer;
 	worker->pid = (uint32_t)peer->credentials.pid;
 	worker->uid = peer->credentials.uid;
-	worker->process_start = process_start;
+	worker->process = process;
 	memcpy(worker->from, peer->from, sizeof worker->from);
 	worker->greeted = true;
 	worker->lanes[0] = '\0';
-	snprintf(worker->model, sizeof worker->model, "%.*s", KVS_WORKER_NAME - 1, model);
+	snprintf(worker->model, sizeof worker->model, "%.*s", KVS_WORKER_NAME - 1, hello->model_name);
 	return worker;
 }
 

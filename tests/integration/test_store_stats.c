@@ -37,6 +37,23 @@ static int tear_down(void **state)
 	return store_fixture_deinit(&fixture, false) ? 0 : -1;
 }
 
+static int set_up_remote(void **state)
+{
+	static const char *const arguments[] = {"--transport=map", "--memory=256MiB", NULL};
+
+	(void)state;
+	if (!store_fixture_init(&fixture)) return -1;
+	fixture.remote = true;
+	test_transport = "stream";
+	return store_fixture_start(&fixture, arguments) ? 0 : -1;
+}
+
+static int tear_down_remote(void **state)
+{
+	test_transport = "map";
+	return tear_down(state);
+}
+
 static int connect_stats(void)
 {
 	struct sockaddr_un address = {.sun_family = AF_UNIX};
@@ -516,6 +533,20 @@ static void test_sums(void **state)
 	kvc_close(again);
 }
 
+/* Which process it is, one on another host says itself. */
+static void test_sums_remote(void **state)
+{
+	struct kvc_store *again;
+
+	test_sums(state);
+	/* A line that was seen to end, and is made anew. */
+	assert_true(store_fixture_wait_stat(&fixture, "workers{state=\"connected\"}", 0, 5000));
+	again = test_connect(&fixture, "heir");
+	count_bytes(again, "heir", 300, 600);
+	agree(NULL, &(struct view){"cache_hit_rate", "bytes", "start", 400.0 / 1100});
+	kvc_close(again);
+}
+
 static void test_promtool(void **state)
 {
 	static const char *const arguments[] = {
@@ -616,6 +647,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_other_user, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_views, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_sums, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_sums_remote, set_up_remote, tear_down_remote),
 	    cmocka_unit_test_setup_teardown(test_promtool, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_kvctl, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_bench, set_up, tear_down),

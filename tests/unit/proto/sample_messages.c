@@ -59,6 +59,7 @@ static Kv__HelloRequest *hello(void)
 	result.staging_descriptor = 1;
 	result.staging_bytes = 64 << 20;
 	result.build = "0.1.0";
+	result.process_id = UINT64_C(0xfedcba9876543210);
 	return &result;
 }
 
