@@ -190,29 +190,31 @@ static int begin_connect(const struct addrinfo *where, uint32_t silence_ms)
 	return -1;
 }
 
-enum kv_status kv_tcp_connect(
-    const char *address, uint32_t silence_ms, uint32_t attempt, int *connecting)
+enum kv_status kv_tcp_look_up(const char *address, struct addrinfo **found, uint32_t *count)
 {
-	struct addrinfo *list = NULL;
-	uint32_t count = 0;
-	int made = -1;
-	int error;
+	KV_TRY(look_up(address, AI_ADDRCONFIG, found));
+	*count = 0;
+	for (const struct addrinfo *at = *found; at; at = at->ai_next)
+		++*count;
+	return KV_OK;
+}
 
-	KV_TRY(look_up(address, AI_ADDRCONFIG, &list));
-	for (const struct addrinfo *at = list; at; at = at->ai_next)
-		count++;
-	for (uint32_t tried = 0; made < 0 && tried < count; tried++) {
-		const struct addrinfo *at = list;
+void kv_tcp_forget(struct addrinfo *found)
+{
+	freeaddrinfo(found);
+}
 
-		for (uint32_t skip = (attempt + tried) % count; skip; skip--)
-			at = at->ai_next;
-		made = begin_connect(at, silence_ms);
-	}
-	error = errno;
-	freeaddrinfo(list);
+enum kv_status kv_tcp_connect(const char *address, const struct addrinfo *found, uint32_t which,
+    uint32_t silence_ms, int *connecting)
+{
+	int made;
+
+	for (; which; which--)
+		found = found->ai_next;
+	made = begin_connect(found, silence_ms);
 	if (made < 0)
-		return kv_fail(error == EMFILE || error == ENFILE ? KV_LIMIT : KV_DISCONNECTED,
-		    "cannot connect to %s: %s", address, strerror(error));
+		return kv_fail(errno == EMFILE || errno == ENFILE ? KV_LIMIT : KV_DISCONNECTED,
+		    "cannot connect to %s: %s", address, strerror(errno));
 	*connecting = made;
 	return KV_OK;
 }

@@ -29,11 +29,16 @@ enum kv_status kv_tcp_listen(const char *address, int *socket, char *where);
  * whence. KV_LIMIT: out of descriptors: stop polling for a while. */
 enum kv_status kv_tcp_accept(int listener, uint32_t silence_ms, int *socket, char *from);
 
-/* Begin to connect, to the first of the host's addresses that lets itself be tried, counted from
- * `attempt` on: those that take attempts in turn reach all. Looking a name up may wait for the
- * system. Poll for writability, then kv_tcp_connected. KV_DISCONNECTED; KV_INVALID; KV_LIMIT. */
-enum kv_status kv_tcp_connect(
-    const char *address, uint32_t silence_ms, uint32_t attempt, int *socket);
+/* The host's addresses, with the port. A name is looked up by the system's resolver, and that takes
+ * as long as it does. Free them. KV_DISCONNECTED; KV_INVALID. */
+struct addrinfo;
+enum kv_status kv_tcp_look_up(const char *address, struct addrinfo **found, uint32_t *count);
+void kv_tcp_forget(struct addrinfo *found);
+
+/* Begin to connect to one of them. Poll for writability, then kv_tcp_connected. KV_DISCONNECTED,
+ * with `address` as it was given; KV_LIMIT: out of descriptors. */
+enum kv_status kv_tcp_connect(const char *address, const struct addrinfo *found, uint32_t which,
+    uint32_t silence_ms, int *socket);
 /* What came of it: KV_OK or KV_DISCONNECTED. */
 enum kv_status kv_tcp_connected(int socket, const char *address);
 

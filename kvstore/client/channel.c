@@ -223,13 +223,15 @@ int kvc_channel_alive(struct kvc_channel *channel)
 
 enum kv_status kvc_channel_wait_session(struct kvc_channel *channel, uint32_t wait_ms)
 {
-	/* The first attempt ends by itself: hello has a deadline. */
-	uint64_t first = kv_now_ms() + kvc_channel_hello_ms(channel) + 1000;
+	/* The first attempt ends by itself: hello has a deadline. It counts from when a name is looked
+	 * up. */
+	uint64_t look_up = kv_now_ms() + kvc_channel_hello_ms(channel) + 1000;
 	uint64_t last = kv_now_ms() + wait_ms;
 	enum kv_status status = KV_OK;
 
 	pthread_mutex_lock(&channel->lock);
 	while (!atomic_load_explicit(&channel->session, memory_order_relaxed)) {
+		uint64_t until;
 		bool final = channel->attempt_status == KV_PROTOCOL ||
 		             channel->attempt_status == KV_REFUSED || channel->attempt_status == KV_INVALID;
 
@@ -237,8 +239,12 @@ enum kv_status kvc_channel_wait_session(struct kvc_channel *channel, uint32_t wa
 			status = kv_fail(channel->attempt_status, "%s", channel->attempt_text);
 			break;
 		}
-		if (!kvc_channel_wait(channel, channel->attempts ? last : first)) {
-			status = kv_fail(KV_TIMEOUT, "the store at %s did not answer", channel->path);
+		until = last > look_up ? last : look_up;
+		if (channel->hello_by_ms) until = channel->hello_by_ms + 1000;
+		if (!kvc_channel_wait(channel, channel->attempts ? last : until)) {
+			status = kv_fail(KV_TIMEOUT, "the store at %s did not answer%s", channel->path,
+			    channel->remote && !channel->hello_by_ms ? ": its name is still being looked up"
+			                                             : "");
 			break;
 		}
 	}

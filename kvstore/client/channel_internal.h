@@ -12,7 +12,7 @@
 #include "kvstore/client/store_internal.h"
 
 enum {
-	KVC_HELLO_MS = 2000, /* a store that accepts but does not greet is taken for dead */
+	KVC_HELLO_MS = 2000,        /* a store that accepts but does not greet is taken for dead */
 	KVC_REMOTE_HELLO_MS = 5000, /* the same of a store on another host, with the way there */
 	KVC_SILENCE_MS = 5000,      /* after which the system gives a TCP connection up */
 	KVC_BACKOFF_FIRST_MS = 100,
@@ -75,8 +75,8 @@ struct kvc_channel {
 	pthread_mutex_t lock; /* guards all that follows */
 	pthread_cond_t changed;
 	bool stopping;
-	bool give_up; /* a caller's deadline passed: drop the connection */
-	int socket;   /* closed by the thread only */
+	bool give_up;             /* a caller's deadline passed: drop the connection */
+	int socket;               /* closed by the thread only */
 	struct kv_secure *secure; /* of the socket, where the store is on another host */
 	struct kv_frame_writer *writer;
 	uint64_t sessions; /* agreed on so far */
@@ -90,6 +90,7 @@ struct kvc_channel {
 	uint64_t let_go_generation;
 	uint32_t let_go_count;
 	struct kv_list pushers;
+	uint64_t hello_by_ms; /* until when this attempt may take; 0: a name is being looked up */
 	struct kvc_counter counters[KVC_MAX_COUNTERS];
 	uint32_t counter_count;
 	bool counters_new;
@@ -131,12 +132,12 @@ enum kv_status kvc_send_counters(struct kvc_channel *channel, bool leaving);
 /* ---- channel_connect.c ---- */
 
 bool kvc_channel_stopping(struct kvc_channel *channel);
-/* By when a connection that is begun now must be agreed on. */
+/* What a connection has, once the name is looked up, until it must be agreed on. */
 uint32_t kvc_channel_hello_ms(const struct kvc_channel *channel);
-/* A connected socket, and what encrypts it where the store is on another host. The thread's own, no
- * lock is held. */
+/* A connected socket, and what encrypts it where the store is on another host; sets hello_by_ms.
+ * The thread's own, no lock is held. */
 enum kv_status kvc_channel_connect(
-    struct kvc_channel *channel, uint64_t deadline_ms, int *socket, struct kv_secure **secure);
+    struct kvc_channel *channel, int *socket, struct kv_secure **secure);
 
 /* ---- channel_thread.c ---- */
 

@@ -374,13 +374,13 @@ static enum kv_status serve_once(struct kvc_channel *channel, uint64_t until)
 
 /* ---- a connection's life ---- */
 
-static enum kv_status prepare(struct kvc_channel *channel, uint64_t deadline)
+static enum kv_status prepare(struct kvc_channel *channel)
 {
 	struct kv_secure *secure = NULL;
 	int socket = -1;
 	enum kv_status status;
 
-	KV_TRY(kvc_channel_connect(channel, deadline, &socket, &secure));
+	KV_TRY(kvc_channel_connect(channel, &socket, &secure));
 	pthread_mutex_lock(&channel->lock);
 	kv_frame_writer_destroy(channel->writer);
 	channel->writer = NULL;
@@ -423,9 +423,10 @@ static void begin_session(struct kvc_channel *channel)
 
 static enum kv_status connect_store(struct kvc_channel *channel)
 {
-	uint64_t deadline = kv_now_ms() + kvc_channel_hello_ms(channel);
+	uint64_t deadline;
 
-	KV_TRY(prepare(channel, deadline));
+	KV_TRY(prepare(channel));
+	deadline = channel->hello_by_ms; /* only this thread sets it */
 	while (!channel->welcome.session) {
 		if (kv_now_ms() >= deadline)
 			return kv_fail(KV_DISCONNECTED,

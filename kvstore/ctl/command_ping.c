@@ -146,14 +146,23 @@ static enum kv_status talk(const struct ctl_settings *settings, struct line *lin
 	return status;
 }
 
+static void set_deadline(void *context, uint64_t deadline_ms)
+{
+	struct line *line = context;
+
+	line->deadline = deadline_ms;
+}
+
 static enum kv_status connect_line(const struct ctl_settings *settings, struct line *line)
 {
 	char address[CTL_ADDRESS_BYTES];
 	uint8_t secret[KV_SECRET_BYTES];
 	struct kv_secure_dial dial = {.allocator = kv_heap(),
 	    .secret = secret,
-	    .deadline_ms = line->deadline,
-	    .silence_ms = (uint32_t)settings->timeout_ms};
+	    .timeout_ms = (uint32_t)settings->timeout_ms,
+	    .silence_ms = (uint32_t)settings->timeout_ms,
+	    .found = set_deadline,
+	    .context = line};
 	bool remote = false;
 	enum kv_status status;
 

@@ -65,8 +65,8 @@ static void make_room(struct kvs_server *server)
 
 /* Counters are absolute, those of one process under one name. So one that connects anew goes on
  * with its record, though its earlier connection may not have been seen to end. */
-static struct kvs_worker *find_process(struct kvs_server *server, const char *asked,
-    const struct kv_unix_peer *who, uint64_t process)
+static struct kvs_worker *find_process(
+    struct kvs_server *server, const char *asked, const struct kv_unix_peer *who, uint64_t process)
 {
 	struct kv_list *node;
 
@@ -76,8 +76,7 @@ static struct kvs_worker *find_process(struct kvs_server *server, const char *as
 		struct kvs_worker *worker = KV_CONTAINER_OF(node, struct kvs_worker, node);
 
 		if (worker->pid == (uint32_t)who->pid && worker->process == process &&
-		    worker->uid == who->uid &&
-		    strncmp(worker->asked, asked, sizeof worker->asked - 1) == 0)
+		    worker->uid == who->uid && strncmp(worker->asked, asked, sizeof worker->asked - 1) == 0)
 			return worker;
 	}
 	return NULL;

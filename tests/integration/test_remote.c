@@ -308,7 +308,7 @@ static void line_open(struct line *line)
 	struct kv_secure_dial dial = {.allocator = kv_heap(),
 	    .address = store.address + 4,
 	    .secret = store_fixture_secret,
-	    .deadline_ms = kv_now_ms() + PATIENCE_MS,
+	    .timeout_ms = PATIENCE_MS,
 	    .silence_ms = PATIENCE_MS};
 
 	memset(line, 0, sizeof *line);

@@ -124,6 +124,8 @@ static void addresses(void **state)
 static void a_connection_on_loopback(void **state)
 {
 	int listener = -1, ours = -1, theirs = -1, again = -1;
+	struct addrinfo *found = NULL;
+	uint32_t count = 0;
 	char where[KV_TCP_TEXT], from[KV_TCP_TEXT];
 	const struct timespec pause = {.tv_nsec = 1000000};
 
@@ -132,7 +134,10 @@ static void a_connection_on_loopback(void **state)
 	assert_int_equal(kv_tcp_accept(listener, 3000, &theirs, from), KV_OK);
 	assert_int_equal(theirs, -1);
 	assert_int_equal(kv_tcp_listen(where, &again, from), KV_EXISTS);
-	assert_int_equal(kv_tcp_connect(where, 3000, 0, &ours), KV_OK);
+	assert_int_equal(kv_tcp_look_up(where, &found, &count), KV_OK);
+	assert_int_equal(count, 1);
+	assert_int_equal(kv_tcp_connect(where, found, 0, 3000, &ours), KV_OK);
+	kv_tcp_forget(found);
 	for (int tries = 0; theirs < 0 && tries < 1000; tries++) {
 		assert_int_equal(kv_tcp_accept(listener, 3000, &theirs, from), KV_OK);
 		if (theirs < 0) nanosleep(&pause, NULL);
