@@ -281,7 +281,8 @@ static enum kv_status start_reads(
  * and all that is asked for later would fail. */
 static void note_fetch(struct kvc_remote_store *store, enum kv_status status)
 {
-	if (status != KV_TIMEOUT && status != KV_DISCONNECTED)
+	/* On a stream late is slow: a line that is dead is silent, and ends by that. */
+	if (!store->current->ops || (status != KV_TIMEOUT && status != KV_DISCONNECTED))
 		store->fetches_failed = 0;
 	else if (++store->fetches_failed == KVC_FETCHES_FAIL)
 		kvc_channel_drop(store->channel);

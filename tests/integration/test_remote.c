@@ -35,6 +35,16 @@ static int set_up(void **state)
 	return store_fixture_start(&store, arguments) ? 0 : -1;
 }
 
+static int set_up_patient(void **state)
+{
+	const char *const arguments[] = {"--transport=map", "--lease=30s", NULL};
+
+	(void)state;
+	if (!store_fixture_init(&store)) return -1;
+	store.remote = true;
+	return store_fixture_start(&store, arguments) ? 0 : -1;
+}
+
 static int tear_down(void **state)
 {
 	(void)state;
@@ -504,6 +514,37 @@ static void bytes_of_others_are_not_given_out(void **state)
 	kvc_close(worker);
 }
 
+/* A slow line is late, time after time, and stays. */
+static void late_fetches_keep_the_line(void **state)
+{
+	struct kvc_options options = test_options(&store, "slow");
+	struct kvc_sequence *sequence = NULL;
+	const struct kvc_segment *const *list;
+	struct kvc_store *worker = NULL;
+	uint8_t bytes[64];
+	uint32_t count;
+
+	(void)state;
+	options.fetch_ms = 20;
+	assert_ok(kvc_open(&options, &worker));
+	assert_ok(test_open(worker, NULL, 1, &sequence));
+	assert_ok(test_write(worker, sequence, 1));
+	list = kvc_sequence_segments(sequence, &count);
+	assert_int_equal(kill(store.pid, SIGSTOP), 0);
+	for (int i = 0; i < 4; i++) {
+		struct kvc_read read = {list[0], 0, 0, sizeof bytes, bytes};
+
+		assert_ok(kvc_fetch_start(worker, &read, 1));
+		assert_int_equal(kvc_fetch_wait(worker), KV_TIMEOUT);
+	}
+	assert_int_equal(kill(store.pid, SIGCONT), 0);
+	/* An answer to a later request has come: nothing ended the connection before. */
+	test_store_prompt(worker, 2);
+	assert_ok(kvc_sequence_check(sequence));
+	kvc_sequence_close(sequence, 0);
+	kvc_close(worker);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -514,6 +555,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(a_recorded_connection_opens_nothing, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(one_that_does_not_read_stalls_nobody, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(bytes_of_others_are_not_given_out, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(late_fetches_keep_the_line, set_up_patient, tear_down),
 	};
 	int failed;
 
