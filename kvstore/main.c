@@ -1,6 +1,7 @@
 /* kvstored: options, loop, server, signals. */
 #include <signal.h>
 #include <stdio.h>
+#include <unistd.h>
 
 #include "common/base/log.h"
 #include "common/base/parse.h"
@@ -63,7 +64,8 @@ static enum kv_status serve(struct daemon *daemon)
 	    kv_format_size(daemon->settings.memory, memory));
 	kv_sd_ready(daemon->notify);
 	status = kv_loop_run(daemon->loop);
-	kvs_server_destroy(server);
+	/* exit would wait for the pool's threads. */
+	if (!kvs_server_destroy(server)) _exit(KV_EXIT_FAILED);
 	return status;
 }
 

@@ -138,7 +138,9 @@ enum kv_status kvs_disk_write(const struct kvs_disk_folder *folder,
 	/* Some systems tell only now that there was no room. */
 	if (close(descriptor) != 0 && status == KV_OK) status = file_failure("closed", part);
 	if (status == KV_OK && renameat(folder->descriptor, part, folder->descriptor, name) != 0)
-		status = file_failure("renamed", part);
+		/* Were it the folder that is gone, nothing could have been made in it. */
+		status = errno == ENOENT ? kv_fail(KV_IO, "%s was removed while it was written", part)
+		                         : file_failure("renamed", part);
 	if (status != KV_OK) unlinkat(folder->descriptor, part, 0);
 	return status;
 }

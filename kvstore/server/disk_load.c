@@ -187,7 +187,8 @@ static bool step(struct kvs_load *load)
 
 	if (load->segment) return true;
 	load->waits_for = 0;
-	if (!load->peer || disk->stopping || now >= load->deadline_ms || now < disk->read_again_ms)
+	if (!load->peer || disk->stopping || disk->lost || now >= load->deadline_ms ||
+	    now < disk->read_again_ms)
 		return false;
 	/* Somebody may have stored it, or loaded it, meanwhile. */
 	while (load->next < load->end &&

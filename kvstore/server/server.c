@@ -15,7 +15,11 @@
 #define USUAL_REGION (UINT64_C(256) << 20)
 /* With isolation every tenant has regions of its own, and a region keeps the loop while it is made.
  */
-enum { USUAL_PARTS = 4, ISOLATED_PARTS = 32 };
+enum {
+	USUAL_PARTS = 4,
+	ISOLATED_PARTS = 32,
+	JOBS_END_MS = 10000 /* at the end, for what pool threads are at */
+};
 
 /* ---- time ---- */
 
@@ -189,16 +193,23 @@ fail:
 	return status;
 }
 
-/* Work on pool threads reads staging memory and the arena: it ends before they do. */
-static void wait_for_jobs(struct kvs_server *server)
+/* Work on pool threads reads staging memory and the arena: it ends before they do. False when it
+ * does not: a disk can hang. */
+static bool wait_for_jobs(struct kvs_server *server)
 {
-	while (server->jobs && kv_loop_run_for(server->loop, 10) == KV_OK) {
+	const uint64_t deadline = kv_now_ms() + JOBS_END_MS;
+
+	while (server->jobs && kv_now_ms() < deadline && kv_loop_run_for(server->loop, 10) == KV_OK) {
 	}
+	if (server->jobs)
+		kv_error(KVS_MODULE, "%u reads or writes did not end within %d s: going without them",
+		    server->jobs, (int)JOBS_END_MS / 1000);
+	return !server->jobs;
 }
 
-void kvs_server_destroy(struct kvs_server *server)
+bool kvs_server_destroy(struct kvs_server *server)
 {
-	if (!server) return;
+	if (!server) return true;
 	kvs_unlisten(server);
 	kvs_remote_stop(server);
 	kvs_stats_stop(server);
@@ -209,7 +220,11 @@ void kvs_server_destroy(struct kvs_server *server)
 	kvs_control_page_end(server);
 	kvs_peers_close_all(server);
 	kvs_disk_flush(server);
-	wait_for_jobs(server);
+	if (!wait_for_jobs(server)) {
+		/* What they read or fill is no part of what is kept: it is not committed, or stays. */
+		if (server->running) kvs_warm_keep(server);
+		return false;
+	}
 	kvs_disk_stop(server);
 	kvs_mourning_stop(server);
 	kvs_workers_stop(server);
@@ -220,4 +235,5 @@ void kvs_server_destroy(struct kvs_server *server)
 	kvs_tenants_stop(server);
 	kv_metrics_destroy(server->metrics);
 	kv_free(server->allocator, server);
+	return true;
 }

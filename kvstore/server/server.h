@@ -5,6 +5,8 @@
 #ifndef KVS_SERVER_SERVER_H
 #define KVS_SERVER_SERVER_H
 
+#include <stdbool.h>
+
 #include "common/base/status.h"
 #include "common/memory/allocator.h"
 #include "common/runtime/event_loop.h"
@@ -24,8 +26,10 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
     const struct kvs_settings *settings, struct kv_loop *loop, struct kv_sd_notify *notify,
     struct kvs_server **server);
 
-/* Close every connection, remove the sockets, give all memory back. NULL is allowed. */
-void kvs_server_destroy(struct kvs_server *server);
+/* Close every connection, remove the sockets, give all memory back. NULL is allowed. False when a
+ * read or write on a pool thread does not end within ten seconds, as on a disk that hangs: the
+ * arena was handed over as at any other end, the rest is left, and the process is to _exit. */
+bool kvs_server_destroy(struct kvs_server *server);
 
 #ifdef __cplusplus
 }
