@@ -21,6 +21,8 @@ enum kv_status kvs_handle_fetch(
 	/* The codec has seen to it that this is no more than one answer may hold. */
 	for (size_t i = 0; i < fetch->n_bytes; i++)
 		total += fetch->bytes[i];
+	/* Also where it fails half way. */
+	peer->turn_bytes += total + fetch->n_segment_ids * KVS_REMOTE_READ_COST;
 	answer->data = kv_alloc(peer->frames, total);
 	if (!answer->data) return KV_NO_MEMORY;
 	total = 0;
@@ -33,7 +35,6 @@ enum kv_status kvs_handle_fetch(
 		total += fetch->bytes[i];
 	}
 	kv_metrics_add(server->metrics, KVS_FETCHED, (int64_t)total);
-	peer->turn_bytes += total;
 	kv__fetch_response__init(&answer->body.fetch);
 	answer->body.fetch.data.data = answer->data;
 	answer->body.fetch.data.len = total;
@@ -60,5 +61,6 @@ enum kv_status kvs_put_inline(struct kvs_peer *peer, const Kv__PutRequest *put)
 	KV_TRY(kvs_put_target(server->engine, peer->slot, put->segment_id, put->layer, bytes, &unit));
 	if (put->data.len) memcpy(unit + put->unit_offset, put->data.data, put->data.len);
 	kv_metrics_add(server->metrics, KVS_PUT, (int64_t)put->data.len);
+	peer->turn_bytes += put->data.len;
 	return KV_OK;
 }

@@ -45,7 +45,8 @@ enum {
 	KVS_DISK_HOLDS_MS = 2500,        /* a reservation waits for what the disk tier keeps */
 	KVS_MAX_ARRIVING = 32,           /* TCP connections that have not shown the secret */
 	KVS_REMOTE_QUEUED = 4 << 20,     /* of a remote peer's answers; then it is read no more */
-	KVS_REMOTE_TURN_BYTES = 2 << 20, /* sent to a remote peer before others have their turn */
+	KVS_REMOTE_TURN_BYTES = 2 << 20, /* moved for a remote peer before others have their turn */
+	KVS_REMOTE_READ_COST = 256,      /* bytes that a read counts as, besides its own */
 	KVS_NEWS_REGIONS = 200,          /* one message tells of */
 	KVS_WORKER_NAME = 48,
 	KVS_COUNTER_NAME = 64,
@@ -133,7 +134,7 @@ struct kvs_peer {
 	struct kv_secure *secure;
 	char from[KV_TCP_TEXT];   /* its address, else "" */
 	struct kv_timer *pending; /* serves what no poll tells of */
-	uint64_t turn_bytes;      /* answered in this turn */
+	uint64_t turn_bytes;      /* moved in this turn */
 	struct kvs_tenant *tenant;
 	struct kv_allocator *frames; /* the tenant's */
 	int pidfd;                   /* -1: the process cannot be watched */
