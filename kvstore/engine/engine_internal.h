@@ -98,6 +98,7 @@ struct kvs_segment {
 	bool own_only;   /* leaves the list when the peer loses the sequence */
 	uint64_t last_used, used_ms;
 	uint64_t rank; /* in its queue of idle ones */
+	uint64_t fetch_mark; /* the engine's: the peer that fetches now refers to it */
 	uint8_t queue, found;
 	uint32_t *token_ids; /* [tokens], and behind them the checksums */
 	uint32_t *checksums; /* NULL: none were given */
@@ -178,6 +179,7 @@ struct kvs_engine {
 	struct kvs_options options;
 	struct kvs_pool pool;
 	uint64_t generation;
+	uint64_t fetch_mark;
 	uint64_t next_segment, next_sequence, next_epoch, use_clock;
 	struct kv_list models, roots, tenants, orphans, quarantined, loading;
 	struct kv_list idle[KVS_IDLE_QUEUES];

@@ -3,23 +3,26 @@
 
 #include "kvstore/engine/engine_internal.h"
 
-static bool refers(const struct kvs_sequence *sequence, const struct kvs_segment *segment)
+/* Marks are counted up, so none has to be taken away. */
+enum kv_status kvs_fetch_begin(struct kvs_engine *engine, uint32_t peer, uint64_t *entries)
 {
-	for (uint32_t i = 0; i < sequence->length; i++)
-		if (sequence->list[i].segment == segment) return true;
-	for (uint32_t i = 0; i < sequence->piece_count; i++)
-		if (sequence->pieces[i].segment == segment) return true;
-	return false;
-}
-
-static bool held_by(const struct kvs_peer *peer, const struct kvs_segment *segment)
-{
+	struct kvs_peer *reader = NULL;
 	struct kv_list *node;
 
-	if (!segment->references) return false;
-	KV_LIST_EACH(node, &peer->sequences)
-	if (refers(KV_CONTAINER_OF(node, const struct kvs_sequence, link), segment)) return true;
-	return false;
+	KV_TRY(kvs_peer_require(engine, peer, &reader));
+	engine->fetch_mark++;
+	*entries = 0;
+	KV_LIST_EACH(node, &reader->sequences)
+	{
+		struct kvs_sequence *sequence = KV_CONTAINER_OF(node, struct kvs_sequence, link);
+
+		for (uint32_t i = 0; i < sequence->length; i++)
+			sequence->list[i].segment->fetch_mark = engine->fetch_mark;
+		for (uint32_t i = 0; i < sequence->piece_count; i++)
+			sequence->pieces[i].segment->fetch_mark = engine->fetch_mark;
+		*entries += 1 + sequence->length + sequence->piece_count;
+	}
+	return KV_OK;
 }
 
 enum kv_status kvs_fetch_source(struct kvs_engine *engine, uint32_t peer, uint64_t segment_id,
@@ -31,7 +34,8 @@ enum kv_status kvs_fetch_source(struct kvs_engine *engine, uint32_t peer, uint64
 
 	KV_TRY(kvs_peer_require(engine, peer, &reader));
 	segment = kvs_segment_by_id(engine, segment_id);
-	if (!segment || segment->state != KVS_COMMITTED || !held_by(reader, segment))
+	if (!segment || segment->state != KVS_COMMITTED || !segment->references ||
+	    segment->fetch_mark != engine->fetch_mark)
 		return kv_fail(KV_NOT_FOUND, "no sequence of peer %" PRIu32 " refers to segment %" PRIu64,
 		    peer, segment_id);
 	if (layer >= segment->layers)

@@ -14,6 +14,7 @@ enum kv_status kvs_handle_fetch(
 	const Kv__FetchRequest *fetch = request->fetch;
 	struct kvs_server *server = peer->server;
 	size_t total = 0;
+	uint64_t entries = 0;
 
 	if (!peer->secure)
 		return kv_fail(
@@ -21,8 +22,10 @@ enum kv_status kvs_handle_fetch(
 	/* The codec has seen to it that this is no more than one answer may hold. */
 	for (size_t i = 0; i < fetch->n_bytes; i++)
 		total += fetch->bytes[i];
+	KV_TRY(kvs_fetch_begin(server->engine, peer->slot, &entries));
 	/* Also where it fails half way. */
-	peer->turn_bytes += total + fetch->n_segment_ids * KVS_REMOTE_READ_COST;
+	peer->turn_bytes += total + fetch->n_segment_ids * KVS_REMOTE_READ_COST +
+	                    entries * sizeof(struct kvs_segment *);
 	answer->data = kv_alloc(peer->frames, total);
 	if (!answer->data) return KV_NO_MEMORY;
 	total = 0;
