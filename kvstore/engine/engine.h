@@ -315,7 +315,8 @@ enum kv_status kvs_put_target(struct kvs_engine *engine, uint32_t peer, uint64_t
 void kvs_unit_summed(struct kvs_engine *engine, uint64_t segment_id, uint32_t layer, uint32_t crc);
 
 /* Find what the peer's sequences refer to, once for a request of many reads: kvs_fetch_source holds
- * for this peer and until the next call of anything else. `entries` is how many were gone through. */
+ * for this peer and until the next call of anything else. `entries` is how many were gone
+ * through. */
 enum kv_status kvs_fetch_begin(struct kvs_engine *engine, uint32_t peer, uint64_t *entries);
 /* Where the peer may read bytes of a unit: of a committed segment that one of its sequences refers
  * to, as long as its lease holds; KV_NOT_FOUND else. For a copy before the next call. */
