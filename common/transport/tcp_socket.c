@@ -70,6 +70,16 @@ static enum kv_status look_up(const char *address, int flags, struct addrinfo **
 	    parts.host, gai_strerror(error));
 }
 
+enum kv_status kv_tcp_numeric_check(const char *address, int port_zero)
+{
+	struct addrinfo *list = NULL;
+
+	KV_TRY(kv_tcp_address_check(address, port_zero));
+	KV_TRY(look_up(address, AI_NUMERICHOST | AI_PASSIVE, &list));
+	freeaddrinfo(list);
+	return KV_OK;
+}
+
 static bool prepare(int socket)
 {
 	return fcntl(socket, F_SETFD, FD_CLOEXEC) == 0 && fcntl(socket, F_SETFL, O_NONBLOCK) == 0;

@@ -20,6 +20,8 @@ enum { KV_TCP_TEXT = 80, KV_TCP_BACKLOG = 64, KV_TCP_HOST = 256 };
  * number up to 65535 (0 only to listen, where the system then chooses). KV_INVALID. Nobody is
  * asked. */
 enum kv_status kv_tcp_address_check(const char *address, int port_zero);
+/* The same where HOST has to be an address. */
+enum kv_status kv_tcp_numeric_check(const char *address, int port_zero);
 
 /* Listen; `where` (KV_TCP_TEXT bytes) is filled with the address that it became. KV_INVALID: no
  * such host; KV_EXISTS: the address is in use; KV_IO. */
