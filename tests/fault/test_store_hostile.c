@@ -352,6 +352,16 @@ static void test_nonsense(void **state)
 	assert_true(come_back_to(before + 2 + (int)store_fixture_stat(&fixture, "regions")));
 }
 
+static enum kv_status status_of(Kv__Response *response)
+{
+	enum kv_status status;
+
+	assert_non_null(response);
+	status = kv_status_from_wire(response->status);
+	kv_codec_response_free(kv_heap(), response);
+	return status;
+}
+
 /* Say hello without a model; the answer's status. */
 static enum kv_status visit(struct hostile_peer *peer)
 {
@@ -359,17 +369,13 @@ static enum kv_status visit(struct hostile_peer *peer)
 	Kv__HelloRequest hello = KV__HELLO_REQUEST__INIT;
 	uint64_t start = store_fixture_now();
 	Kv__Response *response;
-	enum kv_status status;
 
 	hello.protocol_version = KV_PROTOCOL_VERSION;
 	request.body_case = KV__REQUEST__BODY_HELLO;
 	request.hello = &hello;
 	response = hostile_call(peer, &request, -1);
-	assert_non_null(response);
 	assert_in_range(store_fixture_now() - start, 0, 5000);
-	status = kv_status_from_wire(response->status);
-	kv_codec_response_free(kv_heap(), response);
-	return status;
+	return status_of(response);
 }
 
 /* Visitors who stay do not take the workers' places. */
@@ -394,19 +400,13 @@ static enum kv_status put_layer(struct hostile_peer *peer, uint64_t segment, uin
 {
 	Kv__Request request = KV__REQUEST__INIT;
 	Kv__PutRequest put = KV__PUT_REQUEST__INIT;
-	Kv__Response *response;
-	enum kv_status status;
 
 	put.segment_id = segment;
 	put.layer = layer;
 	put.bytes = test_unit_bytes(0, CUT_ONE, KVW_CLUSTERED, layer);
 	request.body_case = KV__REQUEST__BODY_PUT;
 	request.put = &put;
-	response = hostile_call(peer, &request, -1);
-	assert_non_null(response);
-	status = kv_status_from_wire(response->status);
-	kv_codec_response_free(kv_heap(), response);
-	return status;
+	return status_of(hostile_call(peer, &request, -1));
 }
 
 static enum kv_status commit_one(
@@ -414,8 +414,6 @@ static enum kv_status commit_one(
 {
 	Kv__Request request = KV__REQUEST__INIT;
 	Kv__CommitRequest commit = KV__COMMIT_REQUEST__INIT;
-	Kv__Response *response;
-	enum kv_status status;
 
 	commit.sequence = sequence;
 	commit.segment_ids = &segment;
@@ -424,11 +422,7 @@ static enum kv_status commit_one(
 	commit.n_checksums = 3;
 	request.body_case = KV__REQUEST__BODY_COMMIT;
 	request.commit = &commit;
-	response = hostile_call(peer, &request, -1);
-	assert_non_null(response);
-	status = kv_status_from_wire(response->status);
-	kv_codec_response_free(kv_heap(), response);
-	return status;
+	return status_of(hostile_call(peer, &request, -1));
 }
 
 /* What was copied last is what counts, whatever was there when it was copied before. */

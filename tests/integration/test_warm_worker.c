@@ -16,7 +16,7 @@
 
 #define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
 
-enum { PATIENCE_MS = 20000, CORRUPT_AT = 100 };
+enum { CORRUPT_AT = 100 };
 
 static const char *const store_options[] = {"--transport=map", "--heartbeat=100ms", NULL};
 static struct store_fixture store;
@@ -48,32 +48,10 @@ static int deinit(void **state)
 	return store_fixture_deinit(&store, !stopped) && stopped && worked ? 0 : -1;
 }
 
-/* The answer, which the caller frees; asked again while the worker has no store. */
 static char *answer(long *hit_tokens)
 {
-	static const char body[] =
-	    "{\"prompt\":\"you and the one that is in the box of a hat on the hill to be at sea you "
-	    "and "
-	    "the one that is in the box of a hat on the hill to be at sea you and the one that is in "
-	    "the box of a hat on the hill to be at sea\",\"temperature\":0,\"ignore_end\":true,"
-	    "\"max_tokens\":40}";
-	uint64_t deadline = store_fixture_now() + PATIENCE_MS;
-	struct serve_reply reply = {0};
-	const json_t *choice;
-	char *text;
+	char *text = serve_long_answer(&worker, hit_tokens);
 
-	for (;;) {
-		assert_true(serve_ask(&worker, "POST", "/v1/completions", body, &reply));
-		if (reply.code == 200 || store_fixture_now() > deadline) break;
-		serve_reply_deinit(&reply);
-		store_fixture_sleep(50);
-	}
-	assert_int_equal(reply.code, 200);
-	choice = json_array_get(json_object_get(reply.json, "choices"), 0);
-	text = strdup(json_string_value(json_object_get(choice, "text")));
-	*hit_tokens = (long)json_integer_value(
-	    json_object_get(json_object_get(reply.json, "clusterkv"), "prefix_hit_tokens"));
-	serve_reply_deinit(&reply);
 	assert_non_null(text);
 	return text;
 }

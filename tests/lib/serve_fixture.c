@@ -383,3 +383,29 @@ bool serve_wait_status(const struct serve_fixture *fixture, const char *word)
 {
 	return wait_health(fixture, "status", word, 0);
 }
+
+char *serve_long_answer(const struct serve_fixture *fixture, long *hit_tokens)
+{
+	static const char body[] =
+	    "{\"prompt\":\"you and the one that is in the box of a hat on the hill to be at sea you "
+	    "and the one that is in the box of a hat on the hill to be at sea you and the one that is "
+	    "in the box of a hat on the hill to be at sea\",\"temperature\":0,\"ignore_end\":true,"
+	    "\"max_tokens\":40}";
+	int steps = 20000 / STEP_MS;
+	struct serve_reply reply = {0};
+	const json_t *choice;
+	char *text = NULL;
+
+	while (serve_ask(fixture, "POST", "/v1/completions", body, &reply) && reply.code != 200 &&
+	       steps-- > 0) {
+		serve_reply_deinit(&reply);
+		nap();
+	}
+	choice = json_array_get(json_object_get(reply.json, "choices"), 0);
+	if (reply.code == 200 && json_object_get(choice, "text"))
+		text = strdup(json_string_value(json_object_get(choice, "text")));
+	*hit_tokens = (long)json_integer_value(
+	    json_object_get(json_object_get(reply.json, "clusterkv"), "prefix_hit_tokens"));
+	serve_reply_deinit(&reply);
+	return text;
+}

@@ -60,6 +60,10 @@ bool serve_call_finish(struct serve_call *call, struct serve_reply *reply);
 bool serve_ask(const struct serve_fixture *fixture, const char *method, const char *path,
     const char *body, struct serve_reply *reply);
 void serve_reply_deinit(struct serve_reply *reply);
+/* The answer of 40 tokens to a prompt of more than a segment of 64, which the caller frees, and how
+ * many of its tokens were found; asked again while the worker has no store, for 20 s. NULL when
+ * it did not come. */
+char *serve_long_answer(const struct serve_fixture *fixture, long *hit_tokens);
 
 /* A streamed answer taken apart; all NULL or 0 where it was not there. */
 struct serve_stream {
