@@ -56,21 +56,20 @@ static int port_in_log(const struct serve_fixture *fixture)
 	return port;
 }
 
-static void run_worker(const struct serve_fixture *fixture, const char *const *arguments)
+static void run_worker(int output, const char *const *arguments)
 {
 	static const char *const first[] = {
 	    KV_GPU_WORKER, "serve", "--listen", "127.0.0.1:0", "--threads", "1", NULL};
 	char *all[MAX_ARGUMENTS + 1] = {0};
-	int count = 0, output = open(fixture->log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+	int count = 0;
 
 	for (int i = 0; first[i] != NULL; i++)
 		all[count++] = (char *)(uintptr_t)first[i];
 	for (int i = 0; arguments[i] != NULL && count < MAX_ARGUMENTS; i++)
 		all[count++] = (char *)(uintptr_t)arguments[i];
-	if (output >= 0) {
-		dup2(output, 1);
-		dup2(output, 2);
-	}
+	dup2(output, 1);
+	dup2(output, 2);
+	close(output);
 	/* A test that is killed takes its worker along. */
 	prctl(PR_SET_PDEATHSIG, SIGKILL);
 	execv(all[0], all);
@@ -79,14 +78,21 @@ static void run_worker(const struct serve_fixture *fixture, const char *const *a
 
 bool serve_fixture_start(struct serve_fixture *fixture, const char *const *arguments, bool ready)
 {
-	static unsigned number;
 	const char *base = getenv("TMPDIR");
+	int output;
 
 	memset(fixture, 0, sizeof *fixture);
-	snprintf(fixture->log, sizeof fixture->log, "%s/clusterkv-serve-%ld-%u.log",
-	    base != NULL && strlen(base) < 60 ? base : "/tmp", (long)getpid(), number++);
+	/* A new file: process ids come again, and an old log names an old port. */
+	snprintf(fixture->log, sizeof fixture->log, "%s/clusterkv-serve-XXXXXX",
+	    base != NULL && strlen(base) < 60 ? base : "/tmp");
+	output = mkstemp(fixture->log);
+	if (output < 0) {
+		perror(fixture->log);
+		return false;
+	}
 	fixture->pid = fork();
-	if (fixture->pid == 0) run_worker(fixture, arguments);
+	if (fixture->pid == 0) run_worker(output, arguments);
+	close(output);
 	if (fixture->pid < 0) return false;
 	for (int i = 0; i < WAIT_STEPS && fixture->port == 0; i++) {
 		if (waitpid(fixture->pid, NULL, WNOHANG) != 0) {
