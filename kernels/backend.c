@@ -12,7 +12,8 @@ static enum kv_status check_table(const struct kn_backend_ops *ops)
 		    "backend %s has interface %u, this program needs %d: rebuild it",
 		    ops->name ? ops->name : "?", ops->abi, KN_BACKEND_ABI);
 	int whole = ops->name && ops->open && ops->close && ops->describe && ops->buffer_create &&
-	            ops->buffer_destroy && ops->upload && ops->download && ops->stream_create &&
+	            ops->buffer_destroy && ops->memory_register && ops->memory_unregister &&
+	            ops->upload && ops->download && ops->fill && ops->stream_create &&
 	            ops->stream_destroy && ops->stream_wait && ops->weight_pack &&
 	            ops->weight_destroy && ops->weight_bytes;
 #define CHECK_OP(op, arguments) whole = whole && ops->op;

@@ -1,13 +1,30 @@
 /* A compute backend: buffers, streams and one function for each operation.
  *
- * `cpu` is always there. Operations are queued on a stream in order; results may be read by the
- * host after stream_wait. The cpu backend runs each operation at once, on its thread pool, before
- * the call returns; code written for the contract works on both. Operations return KV_OK or
- * KV_INVALID for arguments outside the documented range; nothing is allocated by any of them.
+ * `cpu` is always there; others are plug-ins (struct kn_backend_entry). Operations are queued on a
+ * stream in order and may run at any time until stream_wait returns. The cpu backend runs each at
+ * once, on its thread pool, before the call returns; code written for the contract works on all.
+ * Operations return KV_OK or KV_INVALID for arguments outside the documented range; nothing is
+ * allocated by any of them. What goes wrong only when an operation runs is what stream_wait
+ * returns, then and ever after: the stream's results are lost.
+ *
+ * Who may touch what:
+ * - KN_DEVICE memory: operations, upload, download and fill. The host may compute addresses in it
+ *   and pass them, never read or write through them.
+ * - KN_SHARED memory: the same, and the host, as long as nothing that is queued and not yet waited
+ *   for writes it (for reading), or uses it at all (for writing).
+ * - Registered memory (memory_register): as KN_SHARED, within what `access` says.
+ * - Argument structs, and the arrays in them that describe work (`jobs`, `spans`, `context`,
+ *   `own`), are the host's: read during the call only. All that they point at is backend memory of
+ *   either kind, and stays there and unchanged by the host until stream_wait.
+ * - upload and download: any host memory on the host's side; it must stay, and the host may not
+ *   write (upload) or touch (download) it until stream_wait.
+ * - On a `unified` backend all of it is ordinary memory of the process, and every kind may be
+ *   touched by the host as if it were KN_SHARED. The worker uses that to fetch straight into place.
  */
 #ifndef KN_BACKEND_H
 #define KN_BACKEND_H
 
+#include "common/base/log.h"
 #include "common/base/status.h"
 #include "common/memory/allocator.h"
 #include "kernels/op_arguments.h"
@@ -17,7 +34,7 @@ extern "C" {
 #endif
 
 enum {
-	KN_BACKEND_ABI = 1,
+	KN_BACKEND_ABI = 2,
 	KN_MAX_DECODE_ROWS = 16,
 	KN_MAX_HEAD_DIM = 256,
 	KN_HEAD_DIM_STEP = 8, /* channels of a head are a multiple of it */
@@ -29,6 +46,15 @@ enum {
 
 struct kn_backend;
 struct kn_stream;
+
+/* Kinds of backend memory, see above. */
+enum kn_memory {
+	KN_DEVICE, /* the backend's fastest */
+	KN_SHARED  /* page-locked memory of the host that operations reach, too */
+};
+
+/* What operations do with registered memory. */
+enum kn_access { KN_READ_ONLY, KN_READ_WRITE };
 
 enum kn_cpu_level { KN_CPU_AUTO, KN_CPU_PLAIN, KN_CPU_AVX2, KN_CPU_AVX512 };
 
@@ -58,19 +84,31 @@ struct kn_backend_options {
 
 struct kn_backend_ops {
 	uint32_t abi;     /* KN_BACKEND_ABI */
+	uint32_t unified; /* 1: backend memory is ordinary memory of the process */
 	const char *name; /* "cpu" */
 	enum kv_status (*open)(const struct kn_backend_options *options, struct kn_backend **backend);
 	void (*close)(struct kn_backend *backend);
 	/* One line for people, e.g. "cpu avx512 threads=2"; borrowed for the backend's life. */
 	const char *(*describe)(struct kn_backend *backend);
 
-	/* Device memory, 64-byte aligned (2 MiB and on huge pages where large). */
-	enum kv_status (*buffer_create)(struct kn_backend *backend, size_t bytes, void **buffer);
+	/* Memory, 64-byte aligned (2 MiB and on huge pages where large); its contents are undefined.
+	 * Nothing that uses it may be queued when it is destroyed. */
+	enum kv_status (*buffer_create)(
+	    struct kn_backend *backend, enum kn_memory kind, size_t bytes, void **buffer);
 	void (*buffer_destroy)(struct kn_backend *backend, void *buffer);
+	/* Page-lock memory of the host, such as the store's, so that operations reach it at its own
+	 * address. KV_UNSUPPORTED: they cannot, copy it with upload. Never needed on a unified backend,
+	 * where it does nothing. The same `host` goes to memory_unregister, before it is unmapped. */
+	enum kv_status (*memory_register)(
+	    struct kn_backend *backend, void *host, size_t bytes, enum kn_access access);
+	void (*memory_unregister)(struct kn_backend *backend, void *host);
 	enum kv_status (*upload)(struct kn_backend *backend, struct kn_stream *stream, void *device,
 	    const void *host, size_t bytes);
 	enum kv_status (*download)(struct kn_backend *backend, struct kn_stream *stream, void *host,
 	    const void *device, size_t bytes);
+	/* Set every byte of backend memory. */
+	enum kv_status (*fill)(struct kn_backend *backend, struct kn_stream *stream, void *device,
+	    uint8_t value, size_t bytes);
 	enum kv_status (*stream_create)(struct kn_backend *backend, struct kn_stream **stream);
 	void (*stream_destroy)(struct kn_backend *backend, struct kn_stream *stream);
 	enum kv_status (*stream_wait)(struct kn_backend *backend, struct kn_stream *stream);
@@ -91,6 +129,28 @@ struct kn_backend_ops {
 };
 
 extern const struct kn_backend_ops kn_cpu_ops;
+
+/* What a program lends to a plug-in, which has no copy of its libraries: a failure described there
+ * is read here. All of it may be called from any thread. */
+struct kn_host_services {
+	void *(*alloc)(struct kv_allocator *allocator, size_t size);
+	void (*free)(struct kv_allocator *allocator, void *block);
+	enum kv_status (*fail)(enum kv_status status, const char *text);
+	void (*log)(enum kv_log_level level, const char *module, const char *text);
+};
+
+/* The one symbol of a plug-in, KN_BACKEND_ENTRY_SYMBOL. `abi` and `entry_bytes` are read before
+ * anything else of it. */
+struct kn_backend_entry {
+	uint32_t abi;         /* KN_BACKEND_ABI */
+	uint32_t entry_bytes; /* sizeof(struct kn_backend_entry) */
+	const char *name;     /* "cuda" */
+	/* Is there a device? Not KV_OK: there is none, with a sentence that says why. Called once,
+	 * before anything in `ops`; `services` live as long as the process. */
+	enum kv_status (*probe)(const struct kn_host_services *services);
+	const struct kn_backend_ops *ops;
+};
+#define KN_BACKEND_ENTRY_SYMBOL "kn_backend_entry"
 
 /* Check the table (ABI, no NULL) and open. `name`: "auto", "cpu" or "cuda". "cuda" where this build
  * or machine has none is KV_UNSUPPORTED with the reason; "auto" falls back to cpu with one log

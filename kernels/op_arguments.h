@@ -1,6 +1,7 @@
 /* The argument structs of the backend operations: one struct for each op, plain data, C and C++.
  *
- * Memory: every pointer named here is device memory of the backend (for `cpu`, ordinary memory).
+ * Memory: the arrays of descriptors `jobs`, `spans`, `context` and `own` are ordinary memory of the
+ * host, read during the call. Every other pointer is backend memory of either kind (backend.h).
  * Shapes are written [slowest … fastest]. A "KV row" is one token's key and value of one KV head
  * side by side, [K head_dim][V head_dim], in the KV type; a run of KV rows is contiguous. Rows of a
  * batch are independent: the bits of a row depend neither on its neighbours nor on the number of
@@ -16,7 +17,8 @@
 extern "C" {
 #endif
 
-enum kn_kv_type { KN_KV_F16 = 0, KN_KV_F32 = 1 };
+/* BF16 is for backends that say so; the cpu backend refuses it (KV_UNSUPPORTED). */
+enum kn_kv_type { KN_KV_F16 = 0, KN_KV_F32 = 1, KN_KV_BF16 = 2 };
 
 /* Bytes of one KV row. */
 static inline size_t kn_kv_row_bytes(enum kn_kv_type type, uint32_t head_dim)
@@ -155,7 +157,7 @@ struct kn_estimate {
 struct kn_attend_job {
 	const float *q;              /* [group][head_dim] contiguous, unscaled */
 	float *out;                  /* [group][head_dim] contiguous */
-	const struct kn_span *spans; /* attended in this order */
+	const struct kn_span *spans; /* host memory; attended in this order */
 	uint32_t span_count;
 	struct kn_estimate estimate;
 	float *exact_mass; /* [group] or NULL: exact mass / (exact + estimated) is written here */
@@ -196,21 +198,26 @@ struct kn_extent {
 	uint32_t count; /* leading tokens taken, 1 ≤ count ≤ size */
 };
 
+/* How much a selection took. */
+struct kn_select_counts {
+	uint32_t extents;
+	uint32_t tokens; /* min(budget, sum of sizes) */
+};
+
 /* One (sequence, KV head) of selection: clusters by falling vote, ties by lower index, empty ones
  * skipped, until `budget` tokens; the last one is trimmed to fit exactly. */
 struct kn_select_job {
 	const float *votes;    /* [clusters] */
 	const uint32_t *sizes; /* [clusters] */
 	uint32_t clusters;
-	uint32_t budget;           /* tokens */
-	struct kn_extent *extents; /* out, room for `clusters` */
-	uint32_t *rest;            /* out [clusters]: size - taken */
-	uint32_t extent_count;     /* out */
-	uint32_t token_count;      /* out: min(budget, sum of sizes) */
-	uint32_t *scratch;         /* [clusters] */
+	uint32_t budget;                 /* tokens */
+	struct kn_extent *extents;       /* out, room for `clusters` */
+	uint32_t *rest;                  /* out [clusters]: size - taken */
+	struct kn_select_counts *counts; /* out */
+	uint32_t *scratch;               /* [clusters] */
 };
 struct kn_select_arguments {
-	struct kn_select_job *jobs;
+	const struct kn_select_job *jobs;
 	uint32_t job_count;
 };
 

@@ -58,7 +58,7 @@ static enum kv_status take_memory(struct gw_cluster_cache *cache)
 		return KV_NO_MEMORY;
 	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct map_key),
 		kv_random_entropy(), &cache->map));
-	KV_TRY(cache->options.ops->buffer_create(cache->options.backend, bytes, &memory));
+	KV_TRY(cache->options.ops->buffer_create(cache->options.backend, KN_DEVICE, bytes, &memory));
 	cache->memory = memory;
 	/* Free pages are handed out in ascending order: these are the first that are used. */
 	memset(memory, 0, cache->options.warm_bytes < bytes ? cache->options.warm_bytes : bytes);

@@ -8,8 +8,8 @@ enum kv_status gw_token_rows_init(struct gw_token_rows *rows, const struct kn_ba
 	void *memory = NULL;
 
 	if (capacity > 0)
-		KV_TRY(ops->buffer_create(backend, gw_token_rows_bytes(kv_heads, capacity, row_bytes),
-			&memory));
+		KV_TRY(ops->buffer_create(backend, KN_DEVICE,
+			gw_token_rows_bytes(kv_heads, capacity, row_bytes), &memory));
 	gw_token_rows_init_at(rows, memory, kv_heads, capacity, row_bytes);
 	rows->ops = ops;
 	rows->backend = backend;

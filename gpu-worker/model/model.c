@@ -72,10 +72,11 @@ static enum kv_status create_scratch(struct gw_model *model)
 	void *buffer;
 
 	KV_TRY(context->ops->buffer_create(
-	    context->backend, rows * model->shape.hidden * sizeof(float), &buffer));
+	    context->backend, KN_DEVICE, rows * model->shape.hidden * sizeof(float), &buffer));
 	context->normed = buffer;
 	KV_TRY(context->ops->buffer_create(
-	    context->backend, rows * 2 * model->shape.feed_forward * sizeof(float), &buffer));
+	    context->backend, KN_DEVICE, rows * 2 * model->shape.feed_forward * sizeof(float),
+	    &buffer));
 	context->gate_up = buffer;
 	return KV_OK;
 }

@@ -135,7 +135,7 @@ enum kv_status gw_upload_floats(
 	enum kv_status status;
 	void *made;
 
-	KV_TRY(ops->buffer_create(options->backend, bytes, &made));
+	KV_TRY(ops->buffer_create(options->backend, KN_DEVICE, bytes, &made));
 	status = ops->upload(options->backend, options->stream, made, host, bytes);
 	/* The host memory is the caller's to free when we return. */
 	if (status == KV_OK) status = ops->stream_wait(options->backend, options->stream);

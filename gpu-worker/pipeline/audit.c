@@ -228,6 +228,7 @@ static enum kv_status add_recall(struct gw_sequence *sequence, uint32_t prefix, 
 	const struct gw_pipeline_options *o = &sequence->pipeline->options;
 	struct gw_audit *audit = sequence->audit;
 	struct kn_select_job job = {0};
+	struct kn_select_counts counts = {0};
 	struct kn_select_arguments a = {&job, 1};
 	uint32_t found = 0;
 
@@ -237,12 +238,13 @@ static enum kv_status add_recall(struct gw_sequence *sequence, uint32_t prefix, 
 	job.budget = budget;
 	job.extents = audit->best;
 	job.rest = audit->rest;
+	job.counts = &counts;
 	job.scratch = audit->order;
 	KV_TRY(o->ops->select(o->backend, o->stream, &a));
-	for (uint32_t i = 0; i < job.extent_count; i++)
+	for (uint32_t i = 0; i < counts.extents; i++)
 		found += audit->attended[audit->best[i].cluster];
-	if (job.extent_count > 0) {
-		sequence->report.recall += (double)found / job.extent_count;
+	if (counts.extents > 0) {
+		sequence->report.recall += (double)found / counts.extents;
 		sequence->report.recalls++;
 	}
 	return KV_OK;

@@ -40,7 +40,8 @@ static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t spans,
 	if (!round->jobs || !round->spans || !round->reads || !round->missed || !round->exact_mass)
 		return KV_NO_MEMORY;
 	if (staging > 0) {
-		KV_TRY(pipeline->options.ops->buffer_create(pipeline->options.backend, staging, &memory));
+		KV_TRY(pipeline->options.ops->buffer_create(pipeline->options.backend, KN_DEVICE,
+			staging, &memory));
 		round->staging = memory;
 		round->staging_bytes = staging;
 	}

@@ -99,12 +99,13 @@ static enum kv_status create_rows(struct gw_pipeline *pipeline)
 	size_t rows = o->chunk > o->max_batch ? o->chunk : o->max_batch;
 	void *memory;
 
-	KV_TRY(o->ops->buffer_create(o->backend, rows * shape->hidden * sizeof(float), &memory));
-	pipeline->x = memory;
-	KV_TRY(o->ops->buffer_create(o->backend, rows * gw_model_qkv_width(o->model) * sizeof(float),
+	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE, rows * shape->hidden * sizeof(float),
 		&memory));
+	pipeline->x = memory;
+	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
+		rows * gw_model_qkv_width(o->model) * sizeof(float), &memory));
 	pipeline->qkv = memory;
-	KV_TRY(o->ops->buffer_create(o->backend,
+	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
 		rows * shape->heads * shape->head_dim * sizeof(float), &memory));
 	pipeline->attention = memory;
 	pipeline->positions = kv_alloc_array(o->allocator, rows, sizeof *pipeline->positions);

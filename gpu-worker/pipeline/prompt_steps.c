@@ -13,12 +13,13 @@ static enum kv_status take_memory(struct gw_prompt_run *run)
 	uint32_t own_tokens = run->sequence->prompt_tokens - run->own_start;
 	void *memory;
 
-	KV_TRY(o->ops->buffer_create(o->backend,
+	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
 		(size_t)tokens * run->shape->hidden * sizeof(float), &memory));
 	run->x = memory;
 	run->own_stride = own_tokens * pipeline->row_bytes;
 	if (own_tokens > 0) {
-		KV_TRY(o->ops->buffer_create(o->backend, run->own_stride * run->shape->kv_heads, &memory));
+		KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
+			run->own_stride * run->shape->kv_heads, &memory));
 		run->own = memory;
 	}
 	run->source.rows = run->own;
@@ -374,8 +375,8 @@ static enum kv_status mean_nll_of(struct gw_prompt_run *run, double *mean_nll)
 
 	if (run->first != 0 || last == 0)
 		return kv_fail(KV_INVALID, "mean NLL needs a whole prompt of at least two tokens");
-	KV_TRY(o->ops->buffer_create(o->backend, (size_t)rows * run->shape->vocabulary * sizeof(float),
-		&memory));
+	KV_TRY(o->ops->buffer_create(o->backend, KN_SHARED,
+		(size_t)rows * run->shape->vocabulary * sizeof(float), &memory));
 	run->logits = memory;
 	for (uint32_t at = 0; at < last; at += rows) {
 		uint32_t count = last - at < rows ? last - at : rows;

@@ -53,7 +53,8 @@ static enum kv_status keep_rows(struct gw_sequence *sequence)
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
 		clustered += sequence->layers[layer].index != NULL;
 	if (clustered == 0) return KV_OK;
-	KV_TRY(o->ops->buffer_create(o->backend, clustered * layer_bytes, &sequence->kept_rows));
+	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE, clustered * layer_bytes,
+		&sequence->kept_rows));
 	at = sequence->kept_rows;
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++) {
 		struct gw_layer_state *state = &sequence->layers[layer];

@@ -13,6 +13,7 @@ struct gw_select_scratch {
 	float *votes;                      /* [jobs][clusters] */
 	uint32_t *rest, *order;            /* [jobs][clusters] */
 	struct kn_extent *extents;         /* [jobs][clusters] */
+	struct kn_select_counts *counts;   /* [jobs] */
 };
 
 enum kv_status gw_select_scratch_create(struct kv_allocator *allocator, uint32_t max_rows,
@@ -34,8 +35,9 @@ enum kv_status gw_select_scratch_create(struct kv_allocator *allocator, uint32_t
 	made->rest = kv_alloc_array(allocator, cells, sizeof *made->rest);
 	made->order = kv_alloc_array(allocator, cells, sizeof *made->order);
 	made->extents = kv_alloc_array(allocator, cells, sizeof *made->extents);
+	made->counts = kv_alloc_array(allocator, jobs, sizeof *made->counts);
 	if (!made->score_jobs || !made->select_jobs || !made->logits || !made->votes || !made->rest ||
-		!made->order || !made->extents) {
+		!made->order || !made->extents || !made->counts) {
 		gw_select_scratch_destroy(made);
 		return KV_NO_MEMORY;
 	}
@@ -53,6 +55,7 @@ void gw_select_scratch_destroy(struct gw_select_scratch *scratch)
 	kv_free(scratch->allocator, scratch->rest);
 	kv_free(scratch->allocator, scratch->order);
 	kv_free(scratch->allocator, scratch->extents);
+	kv_free(scratch->allocator, scratch->counts);
 	kv_free(scratch->allocator, scratch);
 }
 
@@ -82,8 +85,7 @@ static void fill_jobs(const struct gw_policy_context *context, const struct gw_s
 	select->extents = scratch->extents + cell;
 	select->rest = scratch->rest + cell;
 	select->scratch = scratch->order + cell;
-	select->extent_count = 0;
-	select->token_count = 0;
+	select->counts = scratch->counts + job;
 }
 
 static void publish(const struct gw_policy_context *context, const struct gw_select_row *row,
@@ -96,8 +98,8 @@ static void publish(const struct gw_policy_context *context, const struct gw_sel
 	size_t slot = (size_t)head * index->capacity;
 
 	out->extents = select->extents;
-	out->extent_count = select->extent_count;
-	out->tokens = select->token_count;
+	out->extent_count = select->counts->extents;
+	out->tokens = select->counts->tokens;
 	out->estimate.logits = scratch->score_jobs[job].logits;
 	out->estimate.logits_stride = scratch->clusters;
 	out->rest = select->rest;

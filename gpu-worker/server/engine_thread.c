@@ -149,7 +149,7 @@ static enum kv_status create_logits(struct gw_engine *engine)
 	size_t count = (size_t)o->max_batch * vocabulary_of(engine->pipeline);
 	void *memory;
 
-	KV_TRY(o->ops->buffer_create(o->backend, count * sizeof(float), &memory));
+	KV_TRY(o->ops->buffer_create(o->backend, KN_SHARED, count * sizeof(float), &memory));
 	engine->logits = memory;
 	return KV_OK;
 }

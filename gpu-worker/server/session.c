@@ -129,7 +129,7 @@ static enum kv_status prepare(struct gw_session *session)
 	}
 	session->scratch = kv_alloc(session->allocator, gw_sampler_scratch_bytes(vocabulary));
 	if (session->tokens == NULL || session->scratch == NULL) return KV_NO_MEMORY;
-	KV_TRY(o->ops->buffer_create(o->backend, vocabulary * sizeof(float), &memory));
+	KV_TRY(o->ops->buffer_create(o->backend, KN_SHARED, vocabulary * sizeof(float), &memory));
 	session->logits = memory;
 	return KV_OK;
 }

@@ -178,6 +178,7 @@ static enum kv_status check(const struct kn_attend_dense_arguments *a)
 	if (a->q == NULL || a->out == NULL || a->own == NULL ||
 	    (a->context_spans != 0 && a->context == NULL))
 		return kv_fail(KV_INVALID, "attend_dense: q, out, own or context is missing");
+	KV_TRY(kn_cpu_check_kv_type("attend_dense", a->kv_type));
 	for (uint32_t h = 0; h < a->kv_heads; h++) {
 		uint64_t tokens = (uint64_t)a->own_before + a->count;
 		for (uint32_t i = 0; i < a->context_spans; i++)

@@ -347,6 +347,7 @@ static enum kv_status check(const struct kn_attend_sparse_arguments *a)
 		    a->group, a->head_dim, KN_MAX_GROUP, KN_MAX_HEAD_DIM);
 	if (a->job_count != 0 && a->jobs == NULL)
 		return kv_fail(KV_INVALID, "attend_sparse: %u jobs but no list of them", a->job_count);
+	KV_TRY(kn_cpu_check_kv_type("attend_sparse", a->kv_type));
 	for (uint32_t i = 0; i < a->job_count; i++) {
 		const struct kn_attend_job *job = &a->jobs[i];
 		const struct kn_estimate *e = &job->estimate;

@@ -68,6 +68,14 @@ static enum kv_status choose_level(enum kn_cpu_level wanted, enum kn_cpu_level *
 	return KV_OK;
 }
 
+enum kv_status kn_cpu_check_kv_type(const char *op, enum kn_kv_type type)
+{
+	if (type == KN_KV_F16 || type == KN_KV_F32) return KV_OK;
+	if (type == KN_KV_BF16)
+		return kv_fail(KV_UNSUPPORTED, "%s: the cpu backend has no bf16 KV; use f16 or f32", op);
+	return kv_fail(KV_INVALID, "%s: KV type %d is unknown", op, (int)type);
+}
+
 static void cpu_close(struct kn_backend *backend)
 {
 	if (!backend) return;
@@ -115,8 +123,11 @@ static const char *cpu_describe(struct kn_backend *backend)
 	return backend->description;
 }
 
-static enum kv_status cpu_buffer_create(struct kn_backend *backend, size_t bytes, void **buffer)
+/* Both kinds are ordinary memory. */
+static enum kv_status cpu_buffer_create(
+    struct kn_backend *backend, enum kn_memory kind, size_t bytes, void **buffer)
 {
+	(void)kind;
 	void *memory = kn_memory_create(backend->allocator, bytes);
 
 	if (!memory) return KV_NO_MEMORY;
@@ -127,6 +138,22 @@ static enum kv_status cpu_buffer_create(struct kn_backend *backend, size_t bytes
 static void cpu_buffer_destroy(struct kn_backend *backend, void *buffer)
 {
 	kn_memory_destroy(backend->allocator, buffer);
+}
+
+static enum kv_status cpu_memory_register(
+    struct kn_backend *backend, void *host, size_t bytes, enum kn_access access)
+{
+	(void)backend;
+	(void)host;
+	(void)bytes;
+	(void)access;
+	return KV_OK;
+}
+
+static void cpu_memory_unregister(struct kn_backend *backend, void *host)
+{
+	(void)backend;
+	(void)host;
 }
 
 static enum kv_status cpu_upload(struct kn_backend *backend, struct kn_stream *stream, void *device,
@@ -142,6 +169,15 @@ static enum kv_status cpu_download(struct kn_backend *backend, struct kn_stream 
     const void *device, size_t bytes)
 {
 	return cpu_upload(backend, stream, host, device, bytes);
+}
+
+static enum kv_status cpu_fill(struct kn_backend *backend, struct kn_stream *stream, void *device,
+    uint8_t value, size_t bytes)
+{
+	(void)backend;
+	(void)stream;
+	if (bytes > 0) memset(device, value, bytes);
+	return KV_OK;
 }
 
 static enum kv_status cpu_stream_create(struct kn_backend *backend, struct kn_stream **out)
@@ -167,14 +203,18 @@ static enum kv_status cpu_stream_wait(struct kn_backend *backend, struct kn_stre
 }
 
 const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
+    .unified = 1,
     .name = "cpu",
     .open = cpu_open,
     .close = cpu_close,
     .describe = cpu_describe,
     .buffer_create = cpu_buffer_create,
     .buffer_destroy = cpu_buffer_destroy,
+    .memory_register = cpu_memory_register,
+    .memory_unregister = cpu_memory_unregister,
     .upload = cpu_upload,
     .download = cpu_download,
+    .fill = cpu_fill,
     .stream_create = cpu_stream_create,
     .stream_destroy = cpu_stream_destroy,
     .stream_wait = cpu_stream_wait,

@@ -35,6 +35,9 @@ void kn_matmul_scratch_destroy(struct kn_backend *backend);
 enum kv_status kn_rotate_cache_create(struct kn_backend *backend);
 void kn_rotate_cache_destroy(struct kn_backend *backend);
 
+/* KV_OK for a type that the cpu backend has; the sentence starts with `op`. */
+enum kv_status kn_cpu_check_kv_type(const char *op, enum kn_kv_type type);
+
 /* The best level that this machine and build have. */
 enum kn_cpu_level kn_cpu_best_level(void);
 

@@ -65,10 +65,10 @@ static void select_task(void *context, uint32_t task, uint32_t thread)
 {
 	(void)thread;
 	const struct kn_select_arguments *a = context;
-	struct kn_select_job *job = &a->jobs[task];
+	const struct kn_select_job *job = &a->jobs[task];
 	struct ranking r = {.votes = job->votes, .heap = job->scratch};
 	uint32_t left = job->budget;
-	job->extent_count = 0;
+	uint32_t extents = 0;
 	if (job->clusters != 0) memcpy(job->rest, job->sizes, job->clusters * sizeof *job->rest);
 	uint32_t last = left != 0 ? last_bucket(job) : 0;
 	for (uint32_t c = 0; left != 0 && c < job->clusters; c++)
@@ -79,11 +79,12 @@ static void select_task(void *context, uint32_t task, uint32_t thread)
 	while (left != 0 && r.count != 0) {
 		uint32_t c = take_first(&r);
 		uint32_t take = job->sizes[c] < left ? job->sizes[c] : left;
-		job->extents[job->extent_count++] = (struct kn_extent){.cluster = c, .count = take};
+		job->extents[extents++] = (struct kn_extent){.cluster = c, .count = take};
 		job->rest[c] -= take;
 		left -= take;
 	}
-	job->token_count = job->budget - left;
+	job->counts->extents = extents;
+	job->counts->tokens = job->budget - left;
 }
 
 enum kv_status kn_cpu_select(
@@ -94,6 +95,7 @@ enum kv_status kn_cpu_select(
 		return kv_fail(KV_INVALID, "select: %u jobs but no list of them", a->job_count);
 	for (uint32_t i = 0; i < a->job_count; i++) {
 		const struct kn_select_job *job = &a->jobs[i];
+		if (job->counts == NULL) return kv_fail(KV_INVALID, "select: job %u lacks its counts", i);
 		if (job->clusters != 0 &&
 		    (job->votes == NULL || job->sizes == NULL || job->extents == NULL ||
 		        job->rest == NULL || job->scratch == NULL))

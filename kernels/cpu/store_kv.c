@@ -49,6 +49,7 @@ enum kv_status kn_cpu_store_kv(
 		return kv_fail(KV_INVALID,
 		    "store_kv: head_dim %u with k, v or rows missing; use a multiple of 8 up to %d",
 		    a->head_dim, KN_MAX_HEAD_DIM);
+	KV_TRY(kn_cpu_check_kv_type("store_kv", a->kv_type));
 	if (((uintptr_t)a->rows | a->token_stride | a->head_stride) % 4 != 0)
 		return kv_fail(KV_INVALID, "store_kv: rows or strides are not multiples of 4 bytes");
 	struct kn_store_kv_arguments arguments = *a;

@@ -34,7 +34,7 @@ static void *memory(size_t bytes)
 {
 	void *block;
 
-	if (ops->buffer_create(backend, bytes, &block) != KV_OK) {
+	if (ops->buffer_create(backend, KN_DEVICE, bytes, &block) != KV_OK) {
 		fprintf(stderr, "no memory for %zu bytes\n", bytes);
 		exit(1);
 	}
@@ -211,6 +211,7 @@ static void time_scores(const struct model *m)
 	struct kn_extent *extents = memory(size * sizeof *extents);
 	struct kn_score_job *score = memory(jobs * sizeof *score);
 	struct kn_select_job *selection = memory(jobs * sizeof *selection);
+	struct kn_select_counts *taken = memory(jobs * sizeof *taken);
 	struct kv_random random;
 	double scoring = 1e9, selecting = 1e9;
 
@@ -237,6 +238,7 @@ static void time_scores(const struct model *m)
 		    .budget = 1024,
 		    .extents = extents + at,
 		    .rest = rest + at,
+		    .counts = taken + i,
 		    .scratch = scratch + at};
 	}
 	for (int run = 0; run < 30; run++) {
@@ -254,18 +256,16 @@ static void time_scores(const struct model *m)
 		}
 		scoring = fmin(scoring, kv_seconds_since(start));
 		start = kv_now_ns();
-		for (uint32_t i = 0; i < jobs; i += m->kv_heads) {
-			struct kn_select_arguments a = {.jobs = selection + i, .job_count = m->kv_heads};
-
-			must(ops->select(backend, NULL, &a));
-		}
+		for (uint32_t i = 0; i < jobs; i += m->kv_heads)
+			must(ops->select(
+			    backend, NULL, &(struct kn_select_arguments){selection + i, m->kv_heads}));
 		selecting = fmin(selecting, kv_seconds_since(start));
 	}
 	printf("| %s score, select: %u heads, %u clusters | %.1f MB | | score %.3f ms, select %.3f ms "
 	       "| |\n",
 	    m->name, jobs, clusters, (double)size * DIM * 2e-6, scoring * 1e3, selecting * 1e3);
-	void *blocks[] = {
-	    centroids, q, logits, votes, log_sizes, sizes, rest, scratch, extents, score, selection};
+	void *blocks[] = {centroids, q, logits, votes, log_sizes, sizes, rest, scratch, extents, score,
+	    selection, taken};
 
 	for (size_t i = 0; i < sizeof blocks / sizeof *blocks; i++)
 		release(blocks[i]);

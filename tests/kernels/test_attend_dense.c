@@ -272,6 +272,9 @@ static void check_refusals(const struct kvt_backend *b, void *context)
 	bad[4].context = NULL;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
 		assert_int_equal(b->ops->attend_dense(b->backend, NULL, &bad[i]), KV_INVALID);
+	bad[0] = f.a;
+	bad[0].kv_type = KN_KV_BF16;
+	assert_int_equal(b->ops->attend_dense(b->backend, NULL, &bad[0]), KV_UNSUPPORTED);
 	f.context[0].count = UINT32_MAX;
 	assert_int_equal(b->ops->attend_dense(b->backend, NULL, &f.a), KV_LIMIT);
 	fixture_destroy(&f);

@@ -329,6 +329,11 @@ static void check_refusals(const struct kvt_backend *b, void *context)
 	bad[4].jobs = &job;
 	for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
 		assert_int_equal(b->ops->attend_sparse(b->backend, NULL, &bad[i]), KV_INVALID);
+	bad[0] = good;
+	bad[0].kv_type = KN_KV_BF16;
+	assert_int_equal(b->ops->attend_sparse(b->backend, NULL, &bad[0]), KV_UNSUPPORTED);
+	bad[0].kv_type = (enum kn_kv_type)3;
+	assert_int_equal(b->ops->attend_sparse(b->backend, NULL, &bad[0]), KV_INVALID);
 	good.job_count = 0;
 	assert_int_equal(b->ops->attend_sparse(b->backend, NULL, &good), KV_OK);
 	fixture_destroy(&f);

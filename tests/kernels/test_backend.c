@@ -83,16 +83,17 @@ static void test_buffers(void **state)
 		void *buffer;
 		size_t alignment = sizes[i] >= (size_t)1 << 20 ? (size_t)2 << 20 : 64;
 
-		assert_int_equal(b.ops->buffer_create(b.backend, sizes[i], &buffer), KV_OK);
+		assert_int_equal(b.ops->buffer_create(b.backend, KN_DEVICE, sizes[i], &buffer), KV_OK);
 		assert_int_equal((uintptr_t)buffer % alignment, 0);
 		memset(buffer, 0x5a, sizes[i]);
 		b.ops->buffer_destroy(b.backend, buffer);
 	}
 	void *none = NULL;
 
-	assert_int_equal(b.ops->buffer_create(b.backend, SIZE_MAX - 100, &none), KV_NO_MEMORY);
+	assert_int_equal(b.ops->buffer_create(b.backend, KN_DEVICE, SIZE_MAX - 100, &none),
+	    KV_NO_MEMORY);
 	kv_allocator_fail_at(b.allocator, 1);
-	assert_int_equal(b.ops->buffer_create(b.backend, 10, &none), KV_NO_MEMORY);
+	assert_int_equal(b.ops->buffer_create(b.backend, KN_SHARED, 10, &none), KV_NO_MEMORY);
 	assert_null(none);
 	b.ops->buffer_destroy(b.backend, NULL);
 	kvt_backend_close(&b);
@@ -111,6 +112,12 @@ static void test_streams(void **state)
 	assert_int_equal(b.ops->download(b.backend, stream, host, device, 8), KV_OK);
 	assert_int_equal(b.ops->stream_wait(b.backend, stream), KV_OK);
 	assert_string_equal(host, "abcdefg");
+	assert_int_equal(b.ops->fill(b.backend, stream, device, 'x', 3), KV_OK);
+	assert_int_equal(b.ops->stream_wait(b.backend, stream), KV_OK);
+	assert_string_equal(device, "xxxdefg");
+	assert_true(b.ops->unified);
+	assert_int_equal(b.ops->memory_register(b.backend, host, 8, KN_READ_ONLY), KV_OK);
+	b.ops->memory_unregister(b.backend, host);
 	b.ops->stream_destroy(b.backend, stream);
 	kvt_backend_close(&b);
 }

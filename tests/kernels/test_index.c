@@ -440,6 +440,9 @@ static void check_refusals(const struct kvt_backend *b, void *context)
 	struct kn_index_arguments none = {.jobs = &good, .job_count = 1, .head_dim = 64};
 
 	assert_int_equal(b->ops->index(b->backend, NULL, &none), KV_INVALID);
+	none.iterations = 5;
+	none.kv_type = KN_KV_BF16;
+	assert_int_equal(b->ops->index(b->backend, NULL, &none), KV_UNSUPPORTED);
 	result_destroy(&got);
 	kvt_free(rows);
 }

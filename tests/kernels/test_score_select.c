@@ -237,14 +237,14 @@ static void check_selection(const struct kn_select_job *job)
 	for (; at < n && left != 0; at++) {
 		uint32_t c = order[at], take = job->sizes[c] < left ? job->sizes[c] : left;
 
-		assert_true(at < job->extent_count);
+		assert_true(at < job->counts->extents);
 		assert_int_equal(job->extents[at].cluster, c);
 		assert_int_equal(job->extents[at].count, take);
 		taken[c] = take;
 		left -= take;
 	}
-	assert_int_equal(job->extent_count, at);
-	assert_int_equal(job->token_count, job->budget - left);
+	assert_int_equal(job->counts->extents, at);
+	assert_int_equal(job->counts->tokens, job->budget - left);
 	for (uint32_t c = 0; c < job->clusters; c++)
 		assert_int_equal(job->rest[c], job->sizes[c] - taken[c]);
 	kvt_free(order);
@@ -257,6 +257,7 @@ static void check_select(const struct kvt_backend *b, void *context)
 	static float votes[JOBS][MOST];
 	static uint32_t sizes[JOBS][MOST], rest[JOBS][MOST], scratch[JOBS][MOST];
 	static struct kn_extent extents[JOBS][MOST];
+	static struct kn_select_counts counts[JOBS];
 	struct kn_select_job jobs[JOBS];
 	struct kv_random random;
 
@@ -278,6 +279,7 @@ static void check_select(const struct kvt_backend *b, void *context)
 		                            : 16 * i,
 		    .extents = extents[i],
 		    .rest = rest[i],
+		    .counts = &counts[i],
 		    .scratch = scratch[i]};
 	}
 	struct kn_select_arguments a = {.jobs = jobs, .job_count = JOBS};
@@ -318,6 +320,12 @@ static void check_refusals(const struct kvt_backend *b, void *context)
 	struct kn_select_job selection = {.clusters = 3};
 	struct kn_select_arguments a = {.jobs = &selection, .job_count = 1};
 
+	assert_int_equal(b->ops->select(b->backend, NULL, &a), KV_INVALID);
+	struct kn_select_counts counts;
+
+	selection.counts = &counts;
+	assert_int_equal(b->ops->select(b->backend, NULL, &a), KV_INVALID);
+	selection = (struct kn_select_job){0};
 	assert_int_equal(b->ops->select(b->backend, NULL, &a), KV_INVALID);
 	fixture_destroy(&f);
 }

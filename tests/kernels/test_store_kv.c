@@ -169,6 +169,29 @@ static void gathers_rows(void **state)
 	kvt_each_backend(check_gather, NULL);
 }
 
+static void check_bf16(const struct kvt_backend *b, void *context)
+{
+	float x[8] = {1};
+	uint8_t row[64] = {0};
+	struct kn_store_kv_arguments a = {.k = x,
+	    .v = x,
+	    .rows = row,
+	    .kv_type = KN_KV_BF16,
+	    .count = 1,
+	    .kv_heads = 1,
+	    .head_dim = 8};
+
+	(void)context;
+	assert_int_equal(b->ops->store_kv(b->backend, NULL, &a), KV_UNSUPPORTED);
+	assert_int_equal(row[0] | row[1], 0);
+}
+
+static void refuses_bf16(void **state)
+{
+	(void)state;
+	kvt_each_backend(check_bf16, NULL);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -176,6 +199,7 @@ int main(void)
 	    cmocka_unit_test(rounds_to_nearest_even),
 	    cmocka_unit_test(stores_rows),
 	    cmocka_unit_test(gathers_rows),
+	    cmocka_unit_test(refuses_bf16),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,8 +16,10 @@
 enum { ROW_BYTES = 24, PAGE = GW_CACHE_PAGE_ROWS, PAGE_BYTES = PAGE * ROW_BYTES, NOT_CACHED = -1 };
 
 /* A backend of nothing but memory. */
-static enum kv_status buffer_create(struct kn_backend *backend, size_t bytes, void **buffer)
+static enum kv_status buffer_create(
+    struct kn_backend *backend, enum kn_memory kind, size_t bytes, void **buffer)
 {
+	(void)kind;
 	void *memory = kv_alloc((struct kv_allocator *)(void *)backend, bytes);
 
 	if (memory == NULL) return KV_NO_MEMORY;

@@ -14,8 +14,10 @@ enum { HEADS = 3, CAPACITY = 20, ROW_BYTES = 16 };
 
 static int buffers, refuse;
 
-static enum kv_status buffer_create(struct kn_backend *backend, size_t bytes, void **buffer)
+static enum kv_status buffer_create(
+    struct kn_backend *backend, enum kn_memory kind, size_t bytes, void **buffer)
 {
+	(void)kind;
 	(void)backend;
 	if (refuse) return kv_fail(KV_NO_MEMORY, "no memory");
 	*buffer = kv_alloc(kv_heap(), bytes);
