@@ -10,8 +10,8 @@
  *   default     f16, rows scaled    f16       float               cublasGemmEx, COMPUTE_32F
  *   fp32        float               float     float, never TF32   cublasSgemm, PEDANTIC_MATH
  *
- * A row's bits do depend on the number of rows: cuBLAS chooses a kernel by shape. Prefill chunks end
- * at absolute multiples of the chunk length, so that a prompt meets the same shapes every time, and
+ * A row's bits do depend on the number of rows: cuBLAS chooses a kernel by shape. Prefill chunks
+ * end at absolute multiples of the chunk length, so that a prompt meets the same shapes every time;
  * what must not depend on its neighbours, decode, goes through kn_cuda_gemv.
  */
 #ifndef KN_CUDA_GEMM_CUBLAS_H

@@ -3,9 +3,9 @@
  *
  * Each queues its kernels on `stream` and returns cudaGetLastError(): an error of the launch, not
  * of the run. Argument structs are read during the call; every array that they point at is memory
- * that the device reaches, at least 4-byte aligned, and is never read on the host. Nothing is allocated,
- * and arguments are checked by the caller: what the struct's comment asks for is taken for granted.
- * No rows, or a width of 0, launch nothing and succeed.
+ * that the device reaches, at least 4-byte aligned, and is never read on the host. Nothing is
+ * allocated, and arguments are checked by the caller: what a struct's comment asks for is taken for
+ * granted. No rows, or a width of 0, launch nothing and succeed.
  *
  * Each row's bits depend on that row alone: not on how many rows there are, nor on addresses.
  */
@@ -106,8 +106,8 @@ cudaError_t kn_cuda_gemm_pack_f32(const float *x, size_t x_stride, float *to, ui
     uint32_t columns, cudaStream_t stream);
 
 /* The same as f16, each row multiplied by a power of two that brings its largest magnitude into
- * [2^14, 2^15), or by 2^100 where that is less: no row overflows, and what is lost is 2^-38 of the
- * largest. unscale[i] undoes it. A row with an infinity or NaN keeps the factor 1. */
+ * [2^14, 2^15), but by 2^100 at most: none overflows, and small values keep their bits as long as
+ * f16's range lets them. unscale[i] undoes it. A row with an infinity or NaN keeps the factor 1. */
 cudaError_t kn_cuda_gemm_pack_f16(const float *x, size_t x_stride, void *to, float *unscale,
     uint32_t count, uint32_t columns, cudaStream_t stream);
 
@@ -119,8 +119,7 @@ struct kn_cuda_gemm_finish_arguments {
 	size_t y_stride; /* floats, of add too */
 	uint32_t first_row, rows, count;
 };
-cudaError_t kn_cuda_gemm_finish(
-    const struct kn_cuda_gemm_finish_arguments *a, cudaStream_t stream);
+cudaError_t kn_cuda_gemm_finish(const struct kn_cuda_gemm_finish_arguments *a, cudaStream_t stream);
 
 /* ---- sampling ---- */
 
@@ -129,8 +128,8 @@ struct kn_cuda_sample_options {
 	float temperature; /* 0: greedy, the lowest id wins a tie */
 	uint32_t top_k;    /* 0: off */
 	float top_p;       /* 1: off */
-	float min_p;       /* 0: off; of what is left, drop what is less probable than min_p × the best */
-	double draw;       /* the random number, in [0, 1) */
+	float min_p; /* 0: off; of what is left, drop what is less probable than min_p × the best */
+	double draw; /* the random number, in [0, 1) */
 };
 
 /* Picks as gw_sampler_pick does, but for the sums: probabilities are whole multiples of 2^-42 of
