@@ -15,6 +15,7 @@ module high: low/
 module tests: tests/ low/ high/
 file high/special.c: low/secret.h
 library uv.h: high/loop.c
+library cuda_runtime_api.h: low/
 standard stdio.h stdlib.h
 limit function-lines 5
 limit line-columns 40
@@ -23,6 +24,8 @@ limit tab-columns 4
 may-exit high/main.c
 header-part low/part.h
 header-c low/atomic.h
+header-cxx low/template.h
+header-cuda low/device.h
 never \\bTO""" + """DO\\b
 never (?<![\\w./])/elsewhere/\\w
 """
@@ -34,6 +37,8 @@ GOOD = {
     "low/secret.h": "enum secret { SECRET };\n",
     "low/part.h": "int part(PART x);\n",
     "low/atomic.h": "extern _Atomic int low_count;\n",
+    "low/template.h": "template <class T> T low(T x);\n",
+    "low/device.h": "#include <cuda_runtime_api.h>\n\ncudaError_t low(void);\n",
     "low/gnu.c": "#define _GNU_SOURCE\n#include <stdio.h>\n",
     "high/special.c": '#include "low/secret.h"\n',
     "high/loop.c": "#include <uv.h>\n",

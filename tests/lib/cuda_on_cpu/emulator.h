@@ -1,0 +1,40 @@
+/* What the kernel language (cuda_on_cpu.h) calls in the emulator's runtime. Not for tests. */
+#ifndef KVT_CUDA_ON_CPU_EMULATOR_H
+#define KVT_CUDA_ON_CPU_EMULATOR_H
+
+#include <cuda_runtime.h>
+#include <cstddef>
+#include <cstdint>
+
+/* What a kernel may see of the CUDA thread that it is. */
+struct emu_cuda_thread {
+	unsigned rank; /* in its block */
+	void *dynamic_shared;
+};
+
+struct emu_shape {
+	dim3 grid, block;
+	size_t shared_bytes;
+	int cooperative;
+};
+
+extern "C" {
+extern __thread emu_cuda_thread *emu_thread;
+extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim; /* set when a fiber is switched to */
+
+void emu_barrier(const char *file, int line);
+void emu_grid_barrier(void);
+/* A warp collective: waits for all lanes of the mask and returns the values that they brought, by
+ * lane; they stay until the thread's next collective. Only `orders_memory` (__syncwarp) does so. */
+const uint64_t *emu_warp(unsigned mask, uint64_t value, int orders_memory);
+/* At each atomic: may let other threads run first, so that spins end and orders mix. */
+void emu_atomic_hook(void);
+void emu_fence(void);
+
+/* Queue a kernel: `call(argument)` runs one CUDA thread of it, and `release(argument)` follows
+ * when all have run. `kernel` is the function's address, for its attributes. */
+cudaError_t emu_launch(const char *name, const void *kernel, const emu_shape *shape,
+    cudaStream_t stream, void (*call)(void *), void (*release)(void *), void *argument);
+}
+
+#endif
