@@ -259,10 +259,17 @@ struct kvs_resume_result {
 
 /* Take over an orphan. The list ends before the first segment that was evicted, or that covers
  * tokens which were never pushed (the sampler's state would not fit), and has at most
- * KVS_MAX_COMMIT_SEGMENTS entries. KV_NOT_FOUND, KV_BUSY (a live peer holds it), KV_REFUSED (other
+ * KVS_MAX_COMMIT_SEGMENTS entries; where it ends in the prompt it goes on with what is stored of
+ * the prompt's next cuts by now. KV_NOT_FOUND, KV_BUSY (a live peer holds it), KV_REFUSED (other
  * policy digest or model). */
 enum kv_status kvs_sequence_resume(struct kvs_engine *engine, uint32_t peer,
     const char *sequence_id, const uint8_t policy_digest[32], struct kvs_resume_result *result);
+
+/* What would be lost to who resumes an orphan: its prompt and all of its cuts, when the list ends
+ * before the last of them and they could follow (borrowed from the sequence); no cuts when nothing
+ * can be won. Of `prompt` nothing else is set. Refuses as kvs_sequence_resume does. */
+enum kv_status kvs_sequence_missing(struct kvs_engine *engine, uint32_t peer,
+    const char *sequence_id, const uint8_t policy_digest[32], struct kvs_open_request *prompt);
 
 /* keep: orphaned, to be resumed until it expires. Else gone; its exact segments stay in the store.
  * Reservations that were not committed are freed: the peer says that it writes no more. */

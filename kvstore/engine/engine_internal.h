@@ -97,7 +97,7 @@ struct kvs_segment {
 	uint32_t listed; /* list entries of any sequence, orphans too */
 	bool own_only;   /* leaves the list when the peer loses the sequence */
 	uint64_t last_used, used_ms;
-	uint64_t rank; /* in its queue of idle ones */
+	uint64_t rank;       /* in its queue of idle ones */
 	uint64_t fetch_mark; /* the engine's: the peer that fetches now refers to it */
 	uint8_t queue, found;
 	uint32_t *token_ids; /* [tokens], and behind them the checksums */
@@ -146,6 +146,8 @@ struct kvs_sequence {
 	uint32_t length, capacity;
 	struct kvs_piece *pieces;
 	uint32_t piece_count;
+	struct kvs_cut *cuts; /* of the prompt, as it was opened; NULL: it was not looked up */
+	uint32_t cut_count;
 	struct kv_list reserved;
 	struct kvs_commit *commit; /* in flight */
 	uint64_t *last_ids;        /* of the last commit, to know a repeated one */
@@ -257,9 +259,8 @@ void kvs_segment_key(const struct kvs_root *root, const struct kvs_new_segment *
     uint8_t key[KVW_KEY_BYTES]);
 
 /* prefix.c: both fill in and reference; on failure what they did is undone by closing the sequence.
- */
-enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *sequence,
-    const struct kvs_cut *cuts, uint32_t cut_count);
+ * The list of the first one has as many of the leading cuts already. */
+enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *sequence);
 enum kv_status kvs_prefix_pieces(struct kvs_engine *engine, struct kvs_sequence *sequence);
 
 /* sequence.c */

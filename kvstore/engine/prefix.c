@@ -29,12 +29,13 @@ static struct kvs_segment *stored_cut(const struct kvs_engine *engine,
 	return found;
 }
 
-enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *sequence,
-    const struct kvs_cut *cuts, uint32_t cut_count)
+enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *sequence)
 {
-	struct kvs_segment *parent = NULL;
+	const struct kvs_cut *cuts = sequence->cuts;
+	struct kvs_segment *parent =
+	    sequence->length > 0 ? sequence->list[sequence->length - 1].segment : NULL;
 
-	for (uint32_t i = 0; i < cut_count; i++) {
+	for (uint32_t i = sequence->length; i < sequence->cut_count; i++) {
 		const uint32_t start = kvs_list_end(sequence);
 		const struct kvs_new_segment shape = {
 		    .start = start,

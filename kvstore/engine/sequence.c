@@ -96,6 +96,7 @@ static void sequence_free(struct kvs_engine *engine, struct kvs_sequence *sequen
 {
 	kv_free(engine->allocator, sequence->last_ids);
 	kv_free(engine->allocator, sequence->pieces);
+	kv_free(engine->allocator, sequence->cuts);
 	kv_free(engine->allocator, sequence->list);
 	kv_free(engine->allocator, sequence->parameters);
 	kv_free(engine->allocator, sequence->sampler);
@@ -291,10 +292,14 @@ static enum kv_status sequence_create(struct kvs_engine *engine,
 	kv_list_init(&made->reserved);
 	made->tokens = kv_alloc_array(engine->allocator, request->prompt_tokens, sizeof *made->tokens);
 	made->parameters = kv_alloc(engine->allocator, request->parameter_bytes);
-	if (!made->tokens || !made->parameters) {
+	made->cuts = kv_alloc_array(engine->allocator, request->cut_count, sizeof *made->cuts);
+	if (!made->tokens || !made->parameters || !made->cuts) {
 		sequence_free(engine, made);
 		return KV_NO_MEMORY;
 	}
+	if (request->cut_count > 0)
+		memcpy(made->cuts, request->cuts, request->cut_count * sizeof *made->cuts);
+	made->cut_count = request->cut_count;
 	memcpy(made->tokens, request->prompt, request->prompt_tokens * sizeof *made->tokens);
 	if (request->parameter_bytes > 0)
 		memcpy(made->parameters, request->parameters, request->parameter_bytes);
@@ -381,8 +386,7 @@ enum kv_status kvs_sequence_open(struct kvs_engine *engine, uint32_t peer,
 	KV_TRY(sequence_create(engine, request, &sequence));
 	sequence->name = name;
 	sequence->root = owner->root;
-	KV_TRY_GOTO(
-	    status, kvs_prefix_share(engine, sequence, request->cuts, request->cut_count), undo);
+	KV_TRY_GOTO(status, kvs_prefix_share(engine, sequence), undo);
 	if (request->cut_count > 0) KV_TRY_GOTO(status, kvs_prefix_pieces(engine, sequence), undo);
 	enter(engine, owner, sequence);
 	count_open(engine, sequence, request->cut_count > 0);
@@ -430,15 +434,29 @@ static uint32_t usable_entries(const struct kvs_engine *engine, struct kvs_seque
 	return usable;
 }
 
-enum kv_status kvs_sequence_resume(struct kvs_engine *engine, uint32_t peer,
-    const char *sequence_id, const uint8_t policy_digest[32], struct kvs_resume_result *result)
+/* Do the leading entries follow the prompt's cuts, so that what was lost behind them, or was not
+ * there at the time, can be looked up by its key? Nothing exact comes behind what is one sequence's
+ * own. */
+static bool follows_cuts(const struct kvs_sequence *sequence, uint32_t entries)
 {
-	struct kvs_peer *owner = NULL;
-	struct kvs_sequence *found;
-	struct kvs_sequence_name name;
-	uint32_t usable;
+	if (entries > sequence->cut_count) return false;
+	for (uint32_t i = 0; i < entries; i++) {
+		const struct kvs_segment *segment = sequence->list[i].segment;
 
-	KV_TRY(kvs_peer_require(engine, peer, &owner));
+		if (segment->provenance != KVW_EXACT || segment->kind != sequence->cuts[i].kind ||
+		    segment->start + segment->tokens != sequence->cuts[i].end)
+			return false;
+	}
+	return true;
+}
+
+/* The orphan of this name, for this peer. */
+static enum kv_status find_orphan(const struct kvs_engine *engine, const struct kvs_peer *owner,
+    const char *sequence_id, const uint8_t policy_digest[32], struct kvs_sequence **orphan)
+{
+	struct kvs_sequence_name name;
+	struct kvs_sequence *found;
+
 	KV_TRY(name_of(owner, sequence_id, &name));
 	found = find_by_name(engine, &name);
 	if (!found)
@@ -452,12 +470,59 @@ enum kv_status kvs_sequence_resume(struct kvs_engine *engine, uint32_t peer,
 	if (memcmp(found->policy_digest, policy_digest, sizeof found->policy_digest) != 0)
 		return kv_fail(KV_REFUSED,
 		    "sequence %s was made under another policy: resume it with the same options", name.id);
+	*orphan = found;
+	return KV_OK;
+}
+
+enum kv_status kvs_sequence_missing(struct kvs_engine *engine, uint32_t peer,
+    const char *sequence_id, const uint8_t policy_digest[32], struct kvs_open_request *prompt)
+{
+	struct kvs_peer *owner = NULL;
+	struct kvs_sequence *found = NULL;
+	uint32_t usable;
+
+	KV_TRY(kvs_peer_require(engine, peer, &owner));
+	KV_TRY(find_orphan(engine, owner, sequence_id, policy_digest, &found));
 	usable = usable_entries(engine, found);
+	*prompt =
+	    (struct kvs_open_request){.prompt = found->tokens, .prompt_tokens = found->prompt_tokens};
+	if (usable == found->cut_count || !follows_cuts(found, usable)) return KV_OK;
+	prompt->cuts = found->cuts;
+	prompt->cut_count = found->cut_count;
+	return KV_OK;
+}
+
+/* The list of an orphan becomes what is still there of it, and what of its prompt is stored anew.
+ */
+static enum kv_status take_list(struct kvs_engine *engine, struct kvs_sequence *orphan)
+{
+	const uint32_t usable = usable_entries(engine, orphan);
+	const bool goes_on = follows_cuts(orphan, usable);
+	enum kv_status status;
+
+	KV_TRY(kvs_list_reserve(engine, orphan, orphan->cut_count));
 	for (uint32_t i = 0; i < usable; i++)
-		kvs_segment_found(engine, found->list[i].segment);
-	kvs_list_forget(engine, found->list + usable, found->length - usable);
-	found->length = usable;
-	found->last_count = 0;
+		kvs_segment_found(engine, orphan->list[i].segment);
+	kvs_list_forget(engine, orphan->list + usable, orphan->length - usable);
+	orphan->length = usable;
+	orphan->last_count = 0;
+	if (!goes_on) return KV_OK;
+	status = kvs_prefix_share(engine, orphan);
+	KV_CHECK(status == KV_OK); /* the list has room */
+	for (uint32_t i = usable; i < orphan->length; i++)
+		orphan->list[i].segment->listed++;
+	return KV_OK;
+}
+
+enum kv_status kvs_sequence_resume(struct kvs_engine *engine, uint32_t peer,
+    const char *sequence_id, const uint8_t policy_digest[32], struct kvs_resume_result *result)
+{
+	struct kvs_peer *owner = NULL;
+	struct kvs_sequence *found = NULL;
+
+	KV_TRY(kvs_peer_require(engine, peer, &owner));
+	KV_TRY(find_orphan(engine, owner, sequence_id, policy_digest, &found));
+	KV_TRY(take_list(engine, found));
 	engine->orphan_count--;
 	engine->counters.sequences_resumed++;
 	attach(engine, owner, found);

@@ -1,5 +1,6 @@
 /* Segments on their way back: a prompt whose leading cuts lie in files waits until they are in
- * memory again, or its time is up; then it is opened with what is there.
+ * memory again, or its time is up; then it is opened with what is there. So does a sequence that is
+ * resumed, for what was evicted of its prompt.
  *
  * What a load has, besides the peer and the message that wait: the anchor, the last cut that is in
  * memory, pinned so that making room for the next one does not take it; and the segment that a pool
@@ -18,7 +19,8 @@ struct kvs_load {
 	struct kvs_peer *peer; /* NULL: nobody waits */
 	Kv__Request *request;
 	struct kvs_cut *cuts;
-	struct kvs_open_request open;   /* points into both */
+	uint32_t *prompt;               /* a copy, where the request has none */
+	struct kvs_open_request open;   /* points into all three */
 	uint8_t (*keys)[KVW_KEY_BYTES]; /* of all cuts up to `end` */
 	uint32_t next, end;             /* cuts that are still to be had */
 	uint64_t anchor;                /* 0: none */
@@ -101,6 +103,7 @@ static void free_load(struct kvs_load *load)
 	kv_free(allocator, load->front);
 	kv_free(allocator, load->keys);
 	kv_free(allocator, load->cuts);
+	kv_free(allocator, load->prompt);
 	kv_free(allocator, load);
 }
 
@@ -300,39 +303,47 @@ static void look(struct kvs_load *load, uint64_t *last)
 	}
 }
 
+/* NULL when no more can wait, or nothing is to be won. Takes a copy of the cuts, and of the prompt
+ * if it is to. */
 static struct kvs_load *make_load(
-    struct kvs_peer *peer, const struct kvs_open_request *open, struct kvs_cut *cuts)
+    struct kvs_peer *peer, const struct kvs_open_request *open, bool copies_prompt)
 {
 	struct kv_allocator *allocator = peer->server->allocator;
-	struct kvs_load *load = kv_alloc_zero(allocator, sizeof *load);
-
-	if (!load) return NULL;
-	load->keys = kv_alloc_array(allocator, open->cut_count, sizeof *load->keys);
-	if (!load->keys) {
-		kv_free(allocator, load);
-		return NULL;
-	}
-	load->disk = peer->server->disk;
-	load->peer = peer;
-	load->cuts = cuts;
-	load->open = *open;
-	load->deadline_ms = kv_now_ms() + peer->server->settings->disk_wait_ms;
-	kv_list_init(&load->node);
-	return load;
-}
-
-bool kvs_disk_load_prompt(
-    struct kvs_peer *peer, const struct kvs_open_request *open, struct kvs_cut *cuts)
-{
 	struct kvs_disk *disk = peer->server->disk;
 	struct kvs_load *load;
-	uint64_t last = 0;
 
 	if (!disk || disk->lost || peer->load || !open->cut_count ||
 	    open->cut_count > KVS_MAX_COMMIT_SEGMENTS || disk->load_count >= KVS_DISK_LOADS)
-		return false;
-	load = make_load(peer, open, cuts);
-	if (!load) return false;
+		return NULL;
+	load = kv_alloc_zero(allocator, sizeof *load);
+	if (!load) return NULL;
+	kv_list_init(&load->node);
+	load->disk = disk;
+	load->peer = peer;
+	load->open = *open;
+	load->deadline_ms = kv_now_ms() + peer->server->settings->disk_wait_ms;
+	load->keys = kv_alloc_array(allocator, open->cut_count, sizeof *load->keys);
+	load->cuts = kv_alloc_array(allocator, open->cut_count, sizeof *load->cuts);
+	if (copies_prompt)
+		load->prompt = kv_alloc_array(allocator, open->prompt_tokens, sizeof *load->prompt);
+	if (!load->keys || !load->cuts || (copies_prompt && !load->prompt)) {
+		free_load(load);
+		return NULL;
+	}
+	memcpy(load->cuts, open->cuts, open->cut_count * sizeof *load->cuts);
+	load->open.cuts = load->cuts;
+	if (!copies_prompt) return load;
+	memcpy(load->prompt, open->prompt, open->prompt_tokens * sizeof *load->prompt);
+	load->open.prompt = load->prompt;
+	return load;
+}
+
+/* False when nothing is to be waited for: then the load is gone. */
+static bool begin_load(struct kvs_load *load)
+{
+	struct kvs_disk *disk = load->disk;
+	uint64_t last = 0;
+
 	look(load, &last);
 	if (load->next < load->end && last && kvs_segment_pin(disk->server->engine, last) == KV_OK) {
 		load->anchor = last;
@@ -341,15 +352,35 @@ bool kvs_disk_load_prompt(
 	kv_list_push_back(&disk->loads, &load->node);
 	disk->load_count++;
 	if (load->next < load->end && step(load)) {
-		peer->load = load;
+		load->peer->load = load;
 		return true;
 	}
 	kv_list_remove(&load->node);
 	disk->load_count--;
 	drop_anchor(load);
-	load->cuts = NULL; /* the caller's still */
 	free_load(load);
 	return false;
+}
+
+bool kvs_disk_load_prompt(struct kvs_peer *peer, const struct kvs_open_request *open)
+{
+	struct kvs_load *load = make_load(peer, open, false);
+
+	return load && begin_load(load);
+}
+
+bool kvs_disk_load_orphan(
+    struct kvs_peer *peer, const char *sequence_id, const uint8_t policy_digest[32])
+{
+	struct kvs_open_request missing;
+	struct kvs_load *load;
+
+	if (!peer->server->disk || kvs_sequence_missing(peer->server->engine, peer->slot, sequence_id,
+	                               policy_digest, &missing) != KV_OK)
+		return false;
+	/* The orphan may be gone while it is read for. */
+	load = make_load(peer, &missing, true);
+	return load && begin_load(load);
 }
 
 void kvs_disk_load_waits(struct kvs_peer *peer, Kv__Request *request)

@@ -85,9 +85,8 @@ static enum kv_status open_with_cuts(struct kvs_peer *peer, const Kv__OpenReques
 	status = read_cuts(message, cuts);
 	if (status == KV_OK) {
 		fill_open(message, cuts, &request);
-		*loads = !peer->loaded && kvs_disk_load_prompt(peer, &request, cuts);
-		if (*loads) return KV_OK;
-		status = kvs_sequence_open(peer->server->engine, peer->slot, &request, result);
+		*loads = !peer->loaded && kvs_disk_load_prompt(peer, &request);
+		if (!*loads) status = kvs_sequence_open(peer->server->engine, peer->slot, &request, result);
 	}
 	kv_free(allocator, cuts);
 	return status;
@@ -136,6 +135,9 @@ enum kv_status kvs_handle_resume(
 	if (message->policy_digest.len != KV_CODEC_DIGEST_BYTES)
 		return kv_fail(KV_INVALID, "resume takes a policy digest of 32 bytes");
 	KV_TRY(kvs_check_draining(peer->server));
+	answer->loads = !peer->loaded &&
+	                kvs_disk_load_orphan(peer, message->sequence_id, message->policy_digest.data);
+	if (answer->loads) return KV_OK;
 	KV_TRY(kvs_sequence_resume(peer->server->engine, peer->slot, message->sequence_id,
 	    message->policy_digest.data, &resumed));
 	status = collect_list(peer, resumed.sequence, 0, resumed.segments, &answer->segments);

@@ -295,10 +295,12 @@ void kvs_disk_flush(struct kvs_server *server);
 void kvs_disk_stop(struct kvs_server *server);
 /* It is stored now: it gets a file. */
 void kvs_disk_note(struct kvs_server *server, const struct kvs_segment_view *view);
-/* True: cuts of this prompt come from files; the request waits, and with it the cuts, which are
- * taken over. Give it to kvs_disk_load_waits before the next turn of the loop. */
-bool kvs_disk_load_prompt(
-    struct kvs_peer *peer, const struct kvs_open_request *open, struct kvs_cut *cuts);
+/* True: cuts of this prompt come from files; the request, which holds the prompt, waits. Give it to
+ * kvs_disk_load_waits before the next turn of the loop. */
+bool kvs_disk_load_prompt(struct kvs_peer *peer, const struct kvs_open_request *open);
+/* The same for what was evicted of the prompt of an orphan that is to be resumed. */
+bool kvs_disk_load_orphan(
+    struct kvs_peer *peer, const char *sequence_id, const uint8_t policy_digest[32]);
 void kvs_disk_load_waits(struct kvs_peer *peer, Kv__Request *request);
 /* The peer is closed: its request waits no more. */
 void kvs_disk_forget(struct kvs_peer *peer);

@@ -185,6 +185,59 @@ static void flip(const char *path, off_t at)
 	close(descriptor);
 }
 
+static void evict_all(void)
+{
+	char text[256];
+
+	assert_true(store_fixture_ask(&fixture, "evict", text, sizeof text));
+	assert_true(store_fixture_wait_stat(&fixture, "segments{state=\"committed\"}", 0, PATIENCE_MS));
+}
+
+/* Resume: how many segments there are, whose bytes are then right. */
+static uint32_t resumed(const char *id, int32_t seed)
+{
+	struct kvc_sequence *sequence = NULL;
+	struct kvc_resume_state state;
+	uint32_t segments = 0;
+	uint8_t policy[32];
+
+	memset(policy, 3, sizeof policy);
+	assert_ok(kvc_sequence_resume(store, id, policy, &sequence, &state));
+	assert_int_equal(state.prompt_tokens, PROMPT_TOKENS);
+	kvc_sequence_segments(sequence, &segments);
+	assert_int_equal(test_compare(store, sequence, seed), 0);
+	kvc_sequence_close(sequence, 1);
+	return segments;
+}
+
+static void test_resumed_sequence(void **state)
+{
+	struct kvc_sequence *sequence = NULL;
+	char path[512];
+
+	(void)state;
+	start(NULL);
+	assert_ok(test_open(store, "s", 1, &sequence));
+	assert_ok(test_write(store, sequence, 1));
+	wait_files(CUTS);
+	kvc_sequence_close(sequence, 1);
+	assert_int_equal(resumed("s", 1), CUTS);
+	assert_int_equal((int)stat_of("disk_promoted_segments_total"), 0);
+	for (int round = 1; round <= 2; round++) {
+		evict_all();
+		assert_int_equal(resumed("s", 1), CUTS);
+		assert_int_equal((int)stat_of("disk_promoted_segments_total"), round * CUTS);
+	}
+	/* What is damaged is not there, and nobody is held up for it. */
+	assert_int_equal(names(".segment", path, false), CUTS);
+	flip(path, FRONT + 12345);
+	evict_all();
+	assert_true(resumed("s", 1) < CUTS);
+	assert_int_equal((int)stat_of("disk_set_aside_total"), 1);
+	assert_int_equal((int)stat_of("requests_failed_total"), 0);
+	assert_int_equal((int)stat_of("arena_bytes{state=\"leased\"}"), 0);
+}
+
 static void test_damage(void **state)
 {
 	static const off_t places[] = {20, 600, FRONT + 12345};
@@ -493,6 +546,7 @@ int main(int argc, char **argv)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(test_three_times_the_memory, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_restart, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_resumed_sequence, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_damage, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_foreign_files, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_full_disk, set_up, tear_down),

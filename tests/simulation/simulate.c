@@ -114,11 +114,12 @@ static void print_counts(const struct sim_counts *c, double seconds)
 	printf("tokens shared %" PRIu64 ", copied %" PRIu64 "; evictions %" PRIu64 ", refused %" PRIu64
 	       ", growth failures %" PRIu64 ", allocation failures %" PRIu64 "\n",
 	    c->shared, c->copied, c->evictions, c->refused, c->growth_failures, c->no_memory);
-	printf("resumed %" PRIu64 ", leases lapsed %" PRIu64 ", zombies %" PRIu64
-	       ", old handles refused %" PRIu64 ", reads %" PRIu64 ", reads refused %" PRIu64
-	       ", restarts %" PRIu64 ", evicted for quotas %" PRIu64 ", refused for them %" PRIu64 "\n",
-	    c->resumed, c->expiries, c->zombies, c->haunted, c->reads, c->reads_refused, c->restarts,
-	    c->quota_evictions, c->quota_refusals);
+	printf("resumed %" PRIu64 ", entries found again %" PRIu64 ", leases lapsed %" PRIu64
+	       ", zombies %" PRIu64 ", old handles refused %" PRIu64 ", reads %" PRIu64
+	       ", reads refused %" PRIu64 ", restarts %" PRIu64 ", evicted for quotas %" PRIu64
+	       ", refused for them %" PRIu64 "\n",
+	    c->resumed, c->found_again, c->expiries, c->zombies, c->haunted, c->reads, c->reads_refused,
+	    c->restarts, c->quota_evictions, c->quota_refusals);
 	printf("pinned %" PRIu64 ", loaded %" PRIu64 ", loads that were wrong %" PRIu64
 	       ", late %" PRIu64 ", refused %" PRIu64 "\n",
 	    c->pins, c->loads, c->loads_wrong, c->loads_duplicate, c->loads_refused);

@@ -124,9 +124,9 @@ struct sim_load {
 
 struct sim_counts {
 	uint64_t steps, commits, duplicates, repeated, corrupt, stale, folds, shared, copied, evictions,
-	    refused, no_memory, resumed, expiries, zombies, reads, reads_refused, restarts, haunted,
-	    quota_refusals, quota_evictions, released, growth_failures, pins, loads, loads_wrong,
-	    loads_duplicate, loads_refused;
+	    refused, no_memory, resumed, found_again, expiries, zombies, reads, reads_refused, restarts,
+	    haunted, quota_refusals, quota_evictions, released, growth_failures, pins, loads,
+	    loads_wrong, loads_duplicate, loads_refused;
 };
 
 struct sim {

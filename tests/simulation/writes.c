@@ -175,13 +175,68 @@ static void refuse_foreign(struct sim *sim, const struct sim_sequence *sequence,
 	SIM_REQUIRE(sim, status != KV_OK, "%s is resumed by another tenant", sequence->id);
 }
 
+/* What is left of the list, and behind it what is stored of the prompt's cuts, as long as nothing
+ * but cuts come before. */
+static void expect_resumed(struct sim *sim, struct sim_sequence *sequence, uint32_t tenant)
+{
+	struct kvs_cut cuts[SIM_ENTRIES];
+	const uint32_t cut_count = sim_cut_prompt(sequence->prompt, cuts);
+	uint32_t usable = 0, end = 0;
+	bool exact = true;
+
+	for (; usable < sequence->length; usable++) {
+		const struct sim_truth *truth = sim_truth_find(sim, sequence->list[usable]);
+
+		if (!truth) break;
+		exact = exact && truth->owner == 0;
+		end = truth->shape.start + truth->shape.tokens;
+	}
+	sequence->length = usable;
+	for (; exact && sequence->length < cut_count; sequence->length++) {
+		const uint32_t i = sequence->length;
+		const struct kvs_new_segment shape = {end, cuts[i].end - end, cuts[i].kind, KVW_EXACT};
+		const struct sim_truth *truth =
+		    sim_truth_same(sim, tenant, i ? sequence->list[i - 1] : 0, 0, &shape, sequence->tokens);
+
+		if (!truth) break;
+		sequence->list[i] = truth->id;
+		end = cuts[i].end;
+		sim->counts.found_again++;
+	}
+}
+
+/* What another tier is asked for: all cuts, if some are missing and can follow. */
+static void check_missing(struct sim *sim, const struct sim_sequence *sequence, uint32_t slot)
+{
+	struct kvs_cut cuts[SIM_ENTRIES];
+	const uint32_t cut_count = sim_cut_prompt(sequence->prompt, cuts);
+	struct kvs_open_request prompt;
+	uint32_t usable = 0;
+	bool exact = true;
+
+	for (; usable < sequence->length; usable++) {
+		const struct sim_truth *truth = sim_truth_find(sim, sequence->list[usable]);
+
+		if (!truth) break;
+		exact = exact && truth->owner == 0;
+	}
+	SIM_REQUIRE(sim,
+	    kvs_sequence_missing(sim->engine, slot, sequence->id, sim_policy, &prompt) == KV_OK,
+	    "missing: %s", kv_error_message());
+	SIM_REQUIRE(sim, prompt.cut_count == (exact && usable < cut_count ? cut_count : 0),
+	    "%s, of which %u entries are left, misses %u of %u cuts", sequence->id, usable,
+	    prompt.cut_count, cut_count);
+	for (uint32_t i = 0; i < prompt.cut_count; i++)
+		SIM_REQUIRE(sim, prompt.cuts[i].end == cuts[i].end && prompt.cuts[i].kind == cuts[i].kind,
+		    "%s has another cut %u", sequence->id, i);
+}
+
 static void resume(struct sim *sim)
 {
 	const uint32_t worker = sim_below(sim, SIM_WORKERS), start = sim_below(sim, SIM_SEQUENCES);
 	struct sim_worker *own = &sim->workers[worker];
 	struct sim_sequence *sequence = &sim->sequences[start];
 	struct kvs_resume_result result;
-	uint32_t usable = 0;
 	enum kv_status status;
 
 	sim->operation = "resume";
@@ -192,23 +247,24 @@ static void resume(struct sim *sim)
 		refuse_foreign(sim, sequence, worker);
 		return;
 	}
+	if (sequence->orphan) check_missing(sim, sequence, own->slot);
+	sim_arm(sim);
 	status = kvs_sequence_resume(sim->engine, own->slot, sequence->id, sim_policy, &result);
+	if (sim_disarm(sim, status)) return;
 	if (!sequence->orphan) {
 		SIM_REQUIRE(sim, status == KV_BUSY, "%s is resumed while it is held", sequence->id);
 		return;
 	}
 	SIM_REQUIRE(sim, status == KV_OK, "resume: %s", kv_error_message());
-	while (usable < sequence->length && sim_truth_find(sim, sequence->list[usable]))
-		usable++;
+	expect_resumed(sim, sequence, own->tenant);
 	SIM_REQUIRE(sim,
-	    result.segments == usable && result.prompt_tokens == sequence->prompt &&
+	    result.segments == sequence->length && result.prompt_tokens == sequence->prompt &&
 	        result.decoded_tokens == sequence->decoded &&
 	        memcmp(result.prompt, sequence->tokens, (sequence->prompt + sequence->decoded) * 4) ==
 	            0,
 	    "%s comes back with %u entries and %u tokens, it had %u and %u", sequence->id,
-	    result.segments, result.decoded_tokens, usable, sequence->decoded);
+	    result.segments, result.decoded_tokens, sequence->length, sequence->decoded);
 	sequence->worker = worker;
-	sequence->length = usable;
 	sequence->handle = result.sequence;
 	sequence->orphan = false;
 	sim->counts.resumed++;

@@ -507,25 +507,50 @@ static void do_close(struct world *world)
 	sequence->piece_count = sequence->reserved_count = 0;
 }
 
+/* What is left of the list, and the cuts that are stored behind it. Returns how many are left. */
+static uint32_t list_at_resume(struct world *world, struct live *sequence)
+{
+	struct kvs_cut cuts[ENTRIES];
+	const uint32_t cut_count = cut_prompt(sequence->prompt, cuts);
+	uint32_t usable = 0, end = 0;
+	bool exact = true;
+
+	while (usable < sequence->length && store_has(&world->store, sequence->list[usable])) {
+		const struct known *known = find_known(world, sequence->list[usable++]);
+
+		exact = exact && !known->owner;
+		end = known->shape.start + known->shape.tokens;
+	}
+	sequence->length = usable;
+	while (exact && sequence->length < cut_count) {
+		const struct kvs_cut *cut = &cuts[sequence->length];
+		const struct known *known = known_cut(
+		    world, sequence, sequence->length ? sequence->list[sequence->length - 1] : 0, end, cut);
+
+		if (!known) break;
+		sequence->list[sequence->length++] = known->id;
+		end = cut->end;
+	}
+	return usable;
+}
+
 static void do_resume(struct world *world)
 {
 	struct live *sequence = pick(world, true);
 	struct kvs_resume_result result;
-	uint32_t usable = 0;
+	uint32_t had;
 
 	if (!sequence) return;
 	sequence->peer = below(world, PEERS);
-	while (usable < sequence->length && store_has(&world->store, sequence->list[usable]))
-		usable++;
-	assert_true(usable == sequence->length || world->evicts);
+	had = sequence->length;
+	assert_true(list_at_resume(world, sequence) == had || world->evicts);
 	assert_ok(kvs_sequence_resume(
 	    world->store.engine, world->peers[sequence->peer], sequence->id, store_policy, &result));
-	assert_int_equal(result.segments, usable);
+	assert_int_equal(result.segments, sequence->length);
 	assert_int_equal(result.prompt_tokens, sequence->prompt);
 	assert_int_equal(result.decoded_tokens, sequence->decoded);
 	assert_memory_equal(
 	    result.prompt, sequence->tokens, (sequence->prompt + sequence->decoded) * 4);
-	sequence->length = usable;
 	sequence->handle = result.sequence;
 	sequence->orphan = false;
 }

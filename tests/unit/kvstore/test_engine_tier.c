@@ -105,6 +105,51 @@ static void test_loaded_is_found(void **state)
 	store_stop(&store);
 }
 
+/* The prompt of a sequence was evicted: what is there again when it is resumed is in its list. */
+static void test_resumed_from_loaded(void **state)
+{
+	struct kvs_resume_result resumed;
+	struct kvs_open_request missing;
+	struct kvs_open_result opened;
+	struct store store;
+	struct asked asked;
+	uint32_t peer;
+
+	(void)state;
+	store_start(&store, NULL);
+	peer = store_peer(&store, "a");
+	ask(&asked, 100);
+	opened = store_open(&store, peer, "s", asked.prompt, PROMPT, ends, CUTS);
+	store_fill(&store, peer, opened.sequence, ends, CUTS);
+	for (uint32_t loaded = 0; loaded <= CUTS; loaded++) {
+		assert_ok(kvs_sequence_close(store.engine, peer, opened.sequence, 1));
+		assert_ok(kvs_sequence_missing(store.engine, peer, "s", store_policy, &missing));
+		/* The first time nothing is; after one that came back short, the rest of it. */
+		assert_int_equal(missing.cut_count, loaded ? CUTS : 0);
+		kvs_engine_evict(store.engine);
+		assert_sound(&store);
+		assert_int_equal(look(&store, peer, &asked), 0);
+		assert_ok(kvs_sequence_missing(store.engine, peer, "s", store_policy, &missing));
+		assert_int_equal(missing.prompt_tokens, PROMPT);
+		assert_memory_equal(missing.prompt, asked.prompt, sizeof asked.prompt);
+		assert_int_equal(missing.cut_count, CUTS);
+		assert_memory_equal(missing.cuts, asked.cuts, sizeof asked.cuts);
+		for (uint32_t i = 0; i < loaded; i++)
+			assert_ok(load_one(&store, peer, &asked, i, KV_OK, &asked.ids[i]));
+		assert_ok(kvs_sequence_resume(store.engine, peer, "s", store_policy, &resumed));
+		assert_sound(&store);
+		assert_int_equal(resumed.segments, loaded);
+		for (uint32_t i = 0; i < loaded; i++)
+			assert_int_equal(store_entry(&store, resumed.sequence, i), asked.ids[i]);
+		opened.sequence = resumed.sequence;
+	}
+	assert_fails(kvs_sequence_missing(store.engine, peer, "s", store_policy, &missing), KV_BUSY,
+	    "held by a");
+	assert_fails(kvs_sequence_missing(store.engine, peer, "t", store_policy, &missing),
+	    KV_NOT_FOUND, "sequence t");
+	store_stop(&store);
+}
+
 static void test_pins(void **state)
 {
 	struct store store;
@@ -271,6 +316,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_loaded_is_found),
+	    cmocka_unit_test(test_resumed_from_loaded),
 	    cmocka_unit_test(test_pins),
 	    cmocka_unit_test(test_unpinning_is_no_use),
 	    cmocka_unit_test(test_a_load_outlives_its_peer),
