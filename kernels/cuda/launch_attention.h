@@ -112,16 +112,22 @@ struct kn_cuda_extent_copy {
 	uint64_t bytes;
 };
 
-/* Copies missing extents from host memory over the bus, then looks whether the memory was still
- * what it was: the generation word is read after the copies, and where it is not `expected`,
- * *changed becomes 1. The step that finds it 1 has read bytes of others and is to be discarded. */
+/* What *changed is made of. */
+enum {
+	KN_CUDA_GENERATION_CHANGED = 1, /* some of what was copied may be other data */
+	KN_CUDA_EXTENTS_LEFT_OUT = 2    /* the list is longer than max_extents */
+};
+
+/* Copies missing extents from host memory over the bus, then looks whether the memory is still what
+ * it was: the generation word is read after the copies. A step that finds *changed not 0 is to be
+ * discarded. Extents do not overlap. */
 struct kn_cuda_gather_extents_arguments {
 	const struct kn_cuda_extent_copy *extents; /* [max_extents] */
 	const uint32_t *count;                     /* device memory: how many there are */
-	uint32_t max_extents;       /* what *count has beyond it is left out, and changed is 2 */
+	uint32_t max_extents;
 	const uint64_t *generation; /* mapped host memory (its device address), or NULL: no check */
 	uint64_t expected;
-	uint32_t *changed; /* never cleared here, so that it serves all the layers of a step */
+	uint32_t *changed; /* bits are set, never cleared, so that it serves all the layers of a step */
 };
 
 /* `blocks` blocks of 256 threads, at most 65,535: 32 fill a PCIe 5 link (16 bytes a thread in
