@@ -2,8 +2,9 @@
  * or two loads and writes with two: 16 bytes each as float, 8 as f16.
  *
  * Blocks of 256 threads along a row, rows are grid.y in a loop; no shared memory, at most 40
- * registers: all of a multiprocessor's threads fit, which memory speed needs. A switch over the
- * type outside the loop would cost the registers of the widest type for all; hence templates.
+ * registers: three quarters of a multiprocessor's threads fit, which is enough for memory speed. A
+ * switch over the type in the kernel would cost the registers of the widest type for all; hence
+ * templates.
  */
 #include <cuda_fp16.h>
 
