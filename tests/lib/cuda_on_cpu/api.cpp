@@ -99,6 +99,12 @@ cudaError_t cudaSetDevice(int)
 	return cudaSuccess;
 }
 
+cudaError_t cudaGetDevice(int *device)
+{
+	*device = 0;
+	return cudaSuccess;
+}
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned)
 {
 	*stream = static_cast<cudaStream_t>(malloc(1));
