@@ -45,7 +45,7 @@ struct kn_cuda_index_bounds {
 	uint32_t head_dim;       /* ≥ head_dim */
 };
 
-/* About jobs × (4 × clusters × head_dim + 28 × rows + 28 × clusters) bytes. */
+/* About jobs × (4 × clusters × head_dim + 24 × rows + 20 × clusters) bytes. */
 size_t kn_cuda_index_scratch_bytes(const struct kn_cuda_index_bounds *bounds);
 
 /* The index operation, with the CPU backend's bits for f16 and f32 rows: start, then for each
@@ -58,7 +58,7 @@ cudaError_t kn_cuda_index(const struct kn_index_arguments *a,
 size_t kn_cuda_score_scratch_bytes(uint32_t jobs, uint32_t max_clusters, uint32_t group);
 
 /* The score operation: logits and partial softmax sums by tiles of clusters, then votes. Jobs
- * without clusters are right. */
+ * without clusters are right. Centroids are read 16 bytes at a time: they start at a multiple. */
 cudaError_t kn_cuda_score(
     const struct kn_score_arguments *a, uint32_t max_clusters, void *scratch, cudaStream_t stream);
 
