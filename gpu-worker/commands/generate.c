@@ -120,7 +120,7 @@ enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_alloca
 		json_t *report = gw_session_report(session);
 
 		if (report != NULL) {
-			json_object_set_new(report, "model", json_string(worker.model_name));
+			gw_report_model(report, &worker);
 			json_object_set_new(report, "memory", memory_json(&worker));
 		}
 		status = gw_print_json(report);

@@ -66,7 +66,7 @@ static enum kv_status print_perplexity(const struct gw_settings *s, const struct
 		json_integer(gw_sequence_prefix_hit(sequence)));
 	json_object_set_new(report, "decoded_tokens", json_integer(s->decode));
 	json_object_set_new(report, "sequence", json_string(gw_sequence_id(sequence)));
-	json_object_set_new(report, "model", json_string(worker->model_name));
+	gw_report_model(report, worker);
 	if (s->json) return gw_print_json(report);
 	printf("perplexity %.4f (mean NLL %.5f) over %u tokens after %u\n", exp(mean), mean, s->decode,
 		s->prefill);
@@ -156,13 +156,16 @@ static enum kv_status print_logits(const struct gw_settings *s, const struct gw_
 {
 	uint32_t vocabulary = gw_model_shape(worker->model)->vocabulary;
 	json_t *list = top_of(logits, vocabulary, s->top);
-	json_t *item;
+	json_t *item, *report;
 	size_t i;
 
-	if (s->json)
-		return gw_print_json(json_pack("{s:o, s:o, s:i, s:s}", "top", list, "mean_nll",
+	if (s->json) {
+		report = json_pack("{s:o, s:o, s:i}", "top", list, "mean_nll",
 			prompt_tokens > 1 ? json_real(mean_nll) : json_null(), "prompt_tokens",
-			(int)prompt_tokens, "model", worker->model_name));
+			(int)prompt_tokens);
+		if (report != NULL) gw_report_model(report, worker);
+		return gw_print_json(report);
+	}
 	json_array_foreach(list, i, item)
 		printf("%8d %10.4f\n", (int)json_integer_value(json_object_get(item, "id")),
 			json_real_value(json_object_get(item, "logit")));

@@ -12,6 +12,12 @@ enum kv_status gw_print_json(json_t *object)
 	return KV_OK;
 }
 
+void gw_report_model(json_t *report, const struct gw_worker *worker)
+{
+	json_object_set_new(report, "model", json_string(worker->model_name));
+	if (worker->synthetic) json_object_set_new(report, "weights", json_string("random"));
+}
+
 static double number(const json_t *report, const char *name)
 {
 	return json_number_value(json_object_get(report, name));

@@ -16,6 +16,9 @@ extern "C" {
  * standard output cannot be written. */
 enum kv_status gw_print_json(json_t *object);
 
+/* Say in a report which model it is of, and whether its weights are random. */
+void gw_report_model(json_t *report, const struct gw_worker *worker);
+
 /* A report for people: two or three lines. */
 void gw_print_report(FILE *file, const json_t *report);
 

@@ -56,7 +56,9 @@ enum {
 
 static const struct kv_option options[] = {
 	{.name = "model", .kind = KV_OPTION_STRING, .offset = AT(model), .unit = "FILE",
-		.help = "GGUF file of the model (llama or qwen2 architecture).", .group = "Model",
+		.help = "GGUF file of the model (llama or qwen2 architecture), or synthetic:NAME: random "
+			"weights in the shape of llama-3.1-8b, llama-3.2-1b or tiny.",
+		.group = "Model",
 		.flags = KV_OPTION_REQUIRED},
 	{.name = "backend", .kind = KV_OPTION_STRING, .offset = AT(backend), .default_text = "auto",
 		.words = backend_words, .help = "Compute backend; auto is the best of this build.",

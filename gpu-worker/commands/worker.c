@@ -11,6 +11,7 @@
 #include "common/transport/secret.h"
 #include "gpu-worker/commands/load_text.h"
 #include "gpu-worker/commands/output.h"
+#include "gpu-worker/model/synthetic.h"
 
 enum { INPUT_LIMIT = 64 << 20, USUAL_STAGING = 64 << 20 };
 
@@ -188,6 +189,7 @@ static void begin(struct gw_worker *worker, const struct gw_settings *settings,
 	worker->allocator = allocator;
 	worker->max_batch = settings->max_batch;
 	name_worker(worker, settings);
+	worker->synthetic = gw_is_synthetic(settings->model);
 	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
 }
 
@@ -200,7 +202,7 @@ enum kv_status gw_worker_look(const struct gw_settings *settings, struct kv_allo
 
 	begin(&worker, settings, allocator);
 	if (computes) KV_TRY(check_policy(&worker, NULL));
-	KV_TRY(gw_gguf_open(allocator, settings->model, &file));
+	KV_TRY(gw_model_file_open(allocator, settings->model, &file));
 	status = computes ? check_shape(&worker, file) : KV_OK;
 	if (status == KV_OK) status = gw_load_tokenizer(file, allocator, &worker.tokenizer);
 	gw_tokenizer_destroy(worker.tokenizer);
@@ -216,7 +218,9 @@ enum kv_status gw_worker_prepare(const struct gw_settings *settings,
 
 	begin(worker, settings, allocator);
 	KV_TRY_GOTO(status, check_policy(worker, policy), done);
-	KV_TRY_GOTO(status, gw_gguf_open(allocator, settings->model, &file), done);
+	KV_TRY_GOTO(status, gw_model_file_open(allocator, settings->model, &file), done);
+	if (worker->synthetic)
+		kv_warning("worker", "%s: the weights are random; answers mean nothing", settings->model);
 	KV_TRY_GOTO(status, check_shape(worker, file), done);
 	KV_TRY_GOTO(status, gw_load_tokenizer(file, allocator, &worker->tokenizer), done);
 	KV_TRY_GOTO(status, gw_load_chat_format(file, &worker->chat_format), done);
@@ -269,7 +273,7 @@ enum kv_status gw_worker_open_text(const struct gw_settings *settings,
 	memset(worker, 0, sizeof *worker);
 	worker->settings = settings;
 	worker->allocator = allocator;
-	KV_TRY(gw_gguf_open(allocator, settings->model, &file));
+	KV_TRY(gw_model_file_open(allocator, settings->model, &file));
 	status = gw_load_tokenizer(file, allocator, &worker->tokenizer);
 	gw_gguf_close(file);
 	return status;

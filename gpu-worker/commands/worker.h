@@ -26,6 +26,7 @@ struct gw_worker {
 	enum kn_kv_type kv_type;
 	uint32_t max_batch;
 	bool offloads;                     /* the policy needs a store */
+	bool synthetic;                    /* the weights are random */
 	uint8_t file_digest[32];
 	char model_name[128], name[64];
 };

@@ -158,12 +158,12 @@ enum kv_status gw_gguf_digest(const struct gw_gguf *file, uint8_t digest[32])
 	/* Chunks, so that a mapped file is read ahead and no length exceeds what the hash may take. */
 	const uint64_t chunk = (uint64_t)4 << 20;
 	crypto_generichash_state state;
-	uint64_t offset, step;
+	uint64_t offset, step, size = file->made ? file->head_bytes : file->size;
 
 	if (sodium_init() < 0) return kv_fail(KV_INTERNAL, "libsodium cannot be initialised");
 	crypto_generichash_init(&state, NULL, 0, 32);
-	for (offset = 0; offset < file->size; offset += step) {
-		step = file->size - offset < chunk ? file->size - offset : chunk;
+	for (offset = 0; offset < size; offset += step) {
+		step = size - offset < chunk ? size - offset : chunk;
 		crypto_generichash_update(&state, file->data + offset, step);
 	}
 	crypto_generichash_final(&state, digest, 32);

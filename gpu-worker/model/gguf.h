@@ -65,11 +65,16 @@ uint64_t gw_gguf_tensor_count(const struct gw_gguf *file);
 /* The tensors in the order of their names; index < gw_gguf_tensor_count. */
 void gw_gguf_tensor_at(const struct gw_gguf *file, uint64_t index, struct gw_gguf_tensor *tensor);
 
+/* The data of a synthetic model's tensor (synthetic.h) is made by fetch, to be called before it is
+ * read, and is gone after drop. Both do nothing with a file. */
+void gw_gguf_fetch(const struct gw_gguf *file, const struct gw_gguf_tensor *tensor);
+void gw_gguf_drop(const struct gw_gguf *file, const struct gw_gguf_tensor *tensor);
+
 /* A name from the file, cut and with control bytes replaced, for an error text. Returns `text`. */
 enum { GW_GGUF_PRINTABLE = 72 };
 const char *gw_gguf_printable(struct gw_gguf_string name, char text[GW_GGUF_PRINTABLE]);
 
-/* BLAKE2b-256 of the whole file. */
+/* BLAKE2b-256 of the whole file; of a synthetic model, of what its tensors are made from. */
 enum kv_status gw_gguf_digest(const struct gw_gguf *file, uint8_t digest[32]);
 
 #ifdef __cplusplus

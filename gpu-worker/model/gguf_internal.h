@@ -34,12 +34,19 @@ struct gw_gguf_value {
 	const uint8_t *data;   /* the scalar, the string with its length, or the first element */
 };
 
+struct gw_synthetic_shape;
+
 struct gw_gguf {
 	struct kv_allocator *allocator;
 	char *path;
 	const uint8_t *data;
 	uint64_t size;
 	int mapped; /* 1: data is ours to unmap */
+	/* Of a synthetic model, else NULL and 0: its memory, what of it is the head, and what the
+	 * tensors are made from. */
+	uint8_t *made;
+	uint64_t head_bytes, seed;
+	const struct gw_synthetic_shape *shape;
 	struct gw_gguf_value *values;
 	uint64_t value_count;
 	struct gw_gguf_tensor *tensors;

@@ -87,7 +87,7 @@ enum kv_status gw_load_matrix(struct gw_loader *loader, const struct gw_part *pa
 {
 	const struct gw_model_options *options = loader->options;
 	struct kn_weight_part packed[GW_MAX_PARTS];
-	struct gw_gguf_tensor tensor;
+	struct gw_gguf_tensor tensor, taken[GW_MAX_PARTS];
 	struct kn_weight *made;
 	uint64_t bytes = 0;
 	enum kv_status status;
@@ -100,9 +100,14 @@ enum kv_status gw_load_matrix(struct gw_loader *loader, const struct gw_part *pa
 		packed[i].data = tensor.data;
 		packed[i].bytes = tensor.bytes;
 		bytes += tensor.bytes;
+		taken[i] = tensor;
 	}
+	for (uint32_t i = 0; i < count; i++)
+		gw_gguf_fetch(loader->file, &taken[i]);
 	status = options->ops->weight_pack(
 	    options->backend, packed, count, columns, options->precision, &made);
+	for (uint32_t i = 0; i < count; i++)
+		gw_gguf_drop(loader->file, &taken[i]);
 	if (status != KV_OK) {
 		return kv_fail_prefix(
 		    status, "%s: packing tensor %s", gw_gguf_path(loader->file), parts[0].name);
@@ -120,7 +125,9 @@ enum kv_status gw_read_vector(
 	enum kv_status status;
 
 	KV_TRY(take_tensor(loader, name, length, 1, &tensor));
+	gw_gguf_fetch(loader->file, &tensor);
 	status = kn_dequantise_row((enum kn_weight_type)tensor.type, tensor.data, out, length);
+	gw_gguf_drop(loader->file, &tensor);
 	if (status != KV_OK)
 		return kv_fail_prefix(status, "%s: reading tensor %s", gw_gguf_path(loader->file), name);
 	report_progress(loader, tensor.bytes);
