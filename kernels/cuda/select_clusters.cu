@@ -1,0 +1,144 @@
+/* Selection: clusters by falling vote, ties by lower index, until the budget is full.
+ *
+ * One block of 512 threads a job, any number of clusters. A histogram of the clusters' tokens over
+ * the leading 10 bits of the votes finds the bucket in which the budget ends; the clusters down to
+ * that one, in ascending order, go through a stable radix sort of four passes (some 50 of thousands
+ * as a rule, but all of them when all votes are equal); sums of their sizes say how much of each is
+ * taken. The extents' memory is the second list of the sort before it takes the result.
+ *
+ * Shared memory: 16 KiB of the sort and 8 of the histogram; registers under 40. So four blocks, all
+ * 2,048 threads, run on a multiprocessor, but there are rarely as many jobs as multiprocessors: the
+ * time is that of one block, which is bounded by its barriers.
+ */
+#include "kernels/cuda/cluster_common.cuh"
+#include "kernels/cuda/launch_clusters.h"
+
+enum {
+	BUCKET_SHIFT = 22,
+	BUCKETS = 1 << (32 - BUCKET_SHIFT),
+	EACH = BUCKETS / KN_SORT_THREADS /* of a thread */
+};
+
+typedef unsigned long long wide;
+
+struct select_memory {
+	kn_sort_memory sort;
+	wide tokens[BUCKETS];
+	wide partial[KN_SORT_WARPS];
+	uint32_t last;
+};
+
+static __device__ uint32_t bucket_of(float vote)
+{
+	return kn_falling_order(vote) >> BUCKET_SHIFT;
+}
+
+/* The last bucket that is needed to fill the budget; rest becomes the sizes. */
+static __device__ uint32_t last_bucket(select_memory *memory, const kn_select_job *job)
+{
+	wide sum = 0, total;
+
+	for (uint32_t i = threadIdx.x; i < BUCKETS; i += KN_SORT_THREADS)
+		memory->tokens[i] = 0;
+	if (threadIdx.x == 0) memory->last = BUCKETS - 1;
+	__syncthreads();
+	for (uint32_t c = threadIdx.x; c < job->clusters; c += KN_SORT_THREADS) {
+		uint32_t size = job->sizes[c];
+
+		job->rest[c] = size;
+		atomicAdd(&memory->tokens[bucket_of(job->votes[c])], (wide)size);
+	}
+	__syncthreads();
+	for (uint32_t i = 0; i < EACH; i++)
+		sum += memory->tokens[threadIdx.x * EACH + i];
+	wide before = kn_sum_before(sum, memory->partial, &total);
+
+	for (uint32_t i = 0; i < EACH; i++) {
+		wide with = before + memory->tokens[threadIdx.x * EACH + i];
+
+		if (before < job->budget && with >= job->budget) memory->last = threadIdx.x * EACH + i;
+		before = with;
+	}
+	__syncthreads();
+	return memory->last;
+}
+
+/* The clusters up to that bucket to the scratch, in ascending order; returns how many. */
+static __device__ uint32_t find_candidates(
+    select_memory *memory, const kn_select_job *job, uint32_t last)
+{
+	uint32_t found = 0, total;
+
+	for (uint32_t base = 0; base < job->clusters; base += KN_SORT_THREADS) {
+		uint32_t c = base + threadIdx.x, wanted = 0;
+
+		if (c < job->clusters) wanted = job->sizes[c] != 0 && bucket_of(job->votes[c]) <= last;
+		uint32_t at = kn_sum_before(wanted, memory->sort.partial, &total);
+
+		if (wanted) job->scratch[found + at] = c;
+		found += total;
+	}
+	__syncthreads();
+	return found;
+}
+
+/* The candidates in the scratch by vote. */
+static __device__ void sort(select_memory *memory, const kn_select_job *job, uint32_t count)
+{
+	uint32_t *from = job->scratch, *to = reinterpret_cast<uint32_t *>(job->extents);
+	const float *votes = job->votes;
+
+	for (uint32_t shift = 0; shift < 32; shift += KN_SORT_BITS) {
+		uint32_t *swap = from;
+
+		kn_sort_pass(&memory->sort, from, to, count,
+		    [=](uint32_t c) { return (kn_falling_order(votes[c]) >> shift) % KN_SORT_DIGITS; });
+		from = to;
+		to = swap;
+	}
+}
+
+/* Extents until the budget is full, and what they leave. */
+static __device__ void take(select_memory *memory, const kn_select_job *job, uint32_t count)
+{
+	uint32_t extents = 0;
+	wide taken = 0, total, budget = job->budget;
+
+	for (uint32_t base = 0; base < count && taken < budget; base += KN_SORT_THREADS) {
+		uint32_t at = base + threadIdx.x, c = at < count ? job->scratch[at] : 0;
+		wide size = at < count ? job->sizes[c] : 0;
+		wide before = taken + kn_sum_before(size, memory->partial, &total);
+		bool wanted = size != 0 && before < budget;
+
+		if (wanted) {
+			uint32_t tokens = (uint32_t)(size < budget - before ? size : budget - before);
+
+			job->extents[at].cluster = c;
+			job->extents[at].count = tokens;
+			job->rest[c] = (uint32_t)size - tokens;
+		}
+		extents += (uint32_t)__syncthreads_count(wanted);
+		taken += total;
+	}
+	if (threadIdx.x != 0) return;
+	job->counts->extents = extents;
+	job->counts->tokens = (uint32_t)(taken < budget ? taken : budget);
+}
+
+static __global__ void __launch_bounds__(KN_SORT_THREADS) select_kernel(const kn_select_job *jobs)
+{
+	__shared__ select_memory memory;
+	const kn_select_job *job = &jobs[blockIdx.x];
+	uint32_t last = last_bucket(&memory, job), count = 0;
+
+	if (job->budget != 0) count = find_candidates(&memory, job, last);
+	if (count > 1) sort(&memory, job, count);
+	take(&memory, job, count);
+}
+
+extern "C" cudaError_t kn_cuda_select(const struct kn_select_arguments *a, cudaStream_t stream)
+{
+	if (a->job_count == 0) return cudaSuccess;
+	LAUNCH(select_kernel, a->job_count, KN_SORT_THREADS, 0, stream, a->jobs);
+	return cudaGetLastError();
+}
