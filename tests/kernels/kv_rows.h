@@ -18,6 +18,7 @@ static inline double kvt_row_element(const uint8_t *row, enum kn_kv_type type, u
 	}
 	uint16_t half;
 	memcpy(&half, row + (size_t)i * 2, 2);
+	if (type == KN_KV_BF16) return (double)kn_bits_float((uint32_t)half << 16);
 	return (double)kn_half_to_float(half);
 }
 
@@ -25,6 +26,7 @@ static inline void kvt_set_element(uint8_t *row, enum kn_kv_type type, uint32_t 
 {
 	uint16_t half = kn_half_from_float(value);
 
+	if (type == KN_KV_BF16) half = (uint16_t)(kn_float_bits(value) >> 16);
 	if (type == KN_KV_F32)
 		memcpy(row + (size_t)i * 4, &value, 4);
 	else
