@@ -1,7 +1,6 @@
 /* One block: its fibers run in turns until all have ended; barriers and warp collectives. */
 #include <link.h>
 #include <sys/mman.h>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <new>
@@ -9,42 +8,13 @@
 #include <vector>
 
 #include "tests/lib/cuda_on_cpu/sanitizers.h"
+#include "tests/lib/cuda_on_cpu/streams.h"
 
 namespace emu
 {
-static const char *const state_names[] = {
-    "ready", "__syncthreads", "grid.sync", "warp collective", "exited"};
-
-[[noreturn]] void die(const struct block *b, const char *why)
-{
-	fprintf(stderr, "cuda_on_cpu: %s in %s, block (%u,%u,%u)\n", why, b->launch->name, b->index.x,
-	    b->index.y, b->index.z);
-	for (unsigned i = 0, shown = 0; i < b->count && shown < 12; i++) {
-		const struct fiber *f = &b->fibers[i], *last = i ? f - 1 : nullptr;
-		if (last && last->state == f->state && last->line == f->line &&
-		    last->warp_mask == f->warp_mask)
-			continue;
-		shown++;
-		fprintf(stderr, "  threads from %u: %s", i, state_names[f->state]);
-		if (f->state == FIBER_BARRIER)
-			fprintf(stderr, " at %s:%d", f->file, f->line);
-		if (f->state == FIBER_WARP)
-			fprintf(stderr, " with mask %08x", f->warp_mask);
-		fputc('\n', stderr);
-	}
-	abort();
-}
-
 static struct fiber *self(void)
 {
 	return static_cast<struct fiber *>(emu_thread);
-}
-
-static uint64_t next_random(struct block *b)
-{
-	b->random ^= b->random << 13;
-	b->random ^= b->random >> 7;
-	return b->random ^= b->random << 17;
 }
 
 static void thread_main(void)
@@ -56,7 +26,7 @@ static void thread_main(void)
 	f = self();
 	f->state = FIBER_DONE;
 	f->block->alive--;
-	order_release(&f->block->launch->done_token);
+	order_release(&f->block->launch->operation->done_token);
 	fiber_to_scheduler(f, true);
 	abort();
 }
@@ -97,10 +67,10 @@ static struct shared_memory shared_create(size_t bytes)
 		s.mapping = s.start = static_cast<char *>(aligned_alloc(128, rounded));
 		__asan_poison_memory_region(s.start + bytes, rounded - bytes);
 	} else {
-		s.mapped = pages + 4096;
+		s.mapped = pages + GUARD_BYTES;
 		s.mapping = static_cast<char *>(mmap(
 		    nullptr, s.mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-		mprotect(s.mapping + pages, 4096, PROT_NONE);
+		mprotect(s.mapping + pages, GUARD_BYTES, PROT_NONE);
 		s.start = s.mapping + ((pages - bytes) & ~size_t{15});
 	}
 	memset(s.start, 0xff, bytes);
@@ -117,7 +87,7 @@ static void shared_destroy(struct shared_memory *s)
 
 /* The block, its fibers and its warps' state in one mapping. It is mapped anew for each block:
  * ThreadSanitizer forgets tokens with it that else would order this block after older ones. */
-static struct block *block_create(struct launch *launch, uint3 index, size_t *bytes)
+static struct block *block_create(const struct launch *launch, uint3 index, size_t *bytes)
 {
 	const dim3 *size = &launch->shape.block;
 	unsigned threads = size->x * size->y * size->z;
@@ -126,10 +96,8 @@ static struct block *block_create(struct launch *launch, uint3 index, size_t *by
 	*bytes = head + fibers + (threads + 31) / 32 * sizeof(struct warp_group[MAX_WARP_MASKS]);
 	void *memory = mmap(nullptr, *bytes, PROT_READ | PROT_WRITE,
 	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED) {
-		perror("cuda_on_cpu: no memory for a block");
-		abort();
-	}
+	if (memory == MAP_FAILED)
+		die_plainly("no memory for a block of %u threads", threads);
 	char *at = static_cast<char *>(memory);
 	struct block *b = new (at) struct block();
 	b->launch = launch;
@@ -137,7 +105,7 @@ static struct block *block_create(struct launch *launch, uint3 index, size_t *by
 	b->fibers = reinterpret_cast<struct fiber *>(at + head);
 	b->warps = reinterpret_cast<struct warp_group(*)[MAX_WARP_MASKS]>(at + head + fibers);
 	b->count = b->alive = threads;
-	b->set = (index.x + index.y + index.z) & 1;
+	b->set = (launch->first_set + index.x + index.y + index.z) & 1;
 	b->random = settings.seed * 0x9e3779b97f4a7c15u + index.x * 7919u + index.y * 104729u + index.z;
 	b->random |= 1;
 	if (under_tsan)
@@ -161,6 +129,7 @@ static void start_threads(struct block *b, char *dynamic_shared)
 	blockIdx = b->index;
 	blockDim = {size->x, size->y, size->z};
 	gridDim = {b->launch->shape.grid.x, b->launch->shape.grid.y, b->launch->shape.grid.z};
+	operation_begin(b->launch->operation);
 	order_release(&b->start_token);
 }
 
@@ -188,14 +157,6 @@ static void pass_barrier(struct block *b)
 	b->barrier_generation++;
 }
 
-static void pass_grid_barrier(struct block *b)
-{
-	pthread_barrier_wait(b->launch->grid_barrier);
-	release_waiting(b, FIBER_GRID);
-	b->at_grid_barrier = 0;
-	b->grid_generation++;
-}
-
 static void run_threads(struct block *b)
 {
 	std::vector<unsigned> order(b->count);
@@ -204,7 +165,7 @@ static void run_threads(struct block *b)
 	while (b->alive) {
 		if (settings.seed > 1)
 			for (unsigned i = b->count; i > 1; i--)
-				std::swap(order[i - 1], order[next_random(b) % i]);
+				std::swap(order[i - 1], order[next_random(&b->random) % i]);
 		bool ran = false;
 		for (unsigned i : order) {
 			if (b->fibers[i].state != FIBER_READY)
@@ -214,20 +175,19 @@ static void run_threads(struct block *b)
 		}
 		if (b->alive && b->at_barrier == b->alive)
 			pass_barrier(b);
-		else if (b->alive && b->at_grid_barrier == b->alive)
-			pass_grid_barrier(b);
 		else if (!ran)
 			die(b, "deadlock (divergent barrier or missing lane)");
 	}
 }
 
-void block_run(struct launch *launch, uint3 index)
+void block_run(const struct launch *launch, uint3 index)
 {
 	size_t bytes;
 	struct block *b = block_create(launch, index, &bytes);
 	struct shared_memory shared = shared_create(launch->shape.shared_bytes);
 	if (!under_asan)
 		dl_iterate_phdr(poison_module, const_cast<void *>(launch->kernel));
+	b->shared_end = shared.start + launch->shape.shared_bytes;
 	start_threads(b, shared.start);
 	run_threads(b);
 	stacks_return(b->fibers, b->count, b->set);
@@ -284,20 +244,6 @@ void emu_barrier(const char *file, int line)
 	order_acquire(token);
 }
 
-void emu_grid_barrier(void)
-{
-	struct fiber *f = self();
-	struct block *b = f->block;
-	if (!b->launch->grid_barrier)
-		die(b, "grid.sync in a launch that is not cooperative");
-	void *token = &b->launch->grid_tokens[b->grid_generation & 1];
-	f->state = FIBER_GRID;
-	b->at_grid_barrier++;
-	order_release(token);
-	fiber_to_scheduler(f, false);
-	order_acquire(token);
-}
-
 const uint64_t *emu_warp(unsigned mask, uint64_t value, int orders_memory)
 {
 	struct fiber *f = self();
@@ -321,7 +267,8 @@ void emu_atomic_hook(void)
 {
 	struct fiber *f = self();
 	f->atomics++;
-	bool yield = settings.seed > 1 ? next_random(f->block) % 16 == 0 : f->atomics % 64 == 0;
+	bool yield =
+	    settings.seed > 1 ? next_random(&f->block->random) % 16 == 0 : f->atomics % 64 == 0;
 	if (!yield)
 		return;
 	f->state = FIBER_READY;

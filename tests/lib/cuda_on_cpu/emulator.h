@@ -15,7 +15,6 @@ struct emu_cuda_thread {
 struct emu_shape {
 	dim3 grid, block;
 	size_t shared_bytes;
-	int cooperative;
 };
 
 extern "C" {
@@ -23,7 +22,6 @@ extern __thread emu_cuda_thread *emu_thread;
 extern __thread uint3 threadIdx, blockIdx, blockDim, gridDim; /* set when a fiber is switched to */
 
 void emu_barrier(const char *file, int line);
-void emu_grid_barrier(void);
 /* A warp collective: waits for all lanes of the mask and returns the values that they brought, by
  * lane; they stay until the thread's next collective. Only `orders_memory` (__syncwarp) does so. */
 const uint64_t *emu_warp(unsigned mask, uint64_t value, int orders_memory);
@@ -32,9 +30,11 @@ void emu_atomic_hook(void);
 void emu_fence(void);
 
 /* Queue a kernel: `call(argument)` runs one CUDA thread of it, and `release(argument)` follows
- * when all have run. `kernel` is the function's address, for its attributes. */
+ * when it will run no more. `kernel` is the function's address, for its attributes. */
 cudaError_t emu_launch(const char *name, const void *kernel, const emu_shape *shape,
     cudaStream_t stream, void (*call)(void *), void (*release)(void *), void *argument);
+/* End the process if an argument of a launch points to neither device nor pinned memory. */
+void emu_check_pointer(const char *kernel, unsigned argument, const volatile void *pointer);
 }
 
 #endif

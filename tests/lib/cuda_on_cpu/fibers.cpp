@@ -1,9 +1,6 @@
 /* Fibers: stacks, and switching between them with nothing but pushes and pops. */
 #include <sys/mman.h>
-#include <cstdio>
-#include <cstdlib>
 #include <cstring>
-#include <mutex>
 #include <vector>
 
 #include "tests/lib/cuda_on_cpu/sanitizers.h"
@@ -75,25 +72,29 @@ void emu_switch(void **save, void *load)
 
 namespace emu
 {
-static std::mutex stacks_lock;
-static std::vector<struct stack> free_stacks[2];
+struct stack {
+	char *memory;
+	void *tsan; /* ThreadSanitizer's fiber */
+};
+
+/* Never destroyed: threads may still run while the process ends. */
+static quiet_lock stacks_lock;
+static std::vector<struct stack> *const free_stacks = new std::vector<struct stack>[2];
 
 static struct stack stack_create(void)
 {
-	const size_t guard = 4096;
-	void *memory = mmap(nullptr, settings.stack + guard, PROT_READ | PROT_WRITE,
+	void *memory = mmap(nullptr, settings.stack + GUARD_BYTES, PROT_READ | PROT_WRITE,
 	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED || mprotect(memory, guard, PROT_NONE) != 0) {
-		perror("cuda_on_cpu: no memory for the stack of a fiber");
-		abort();
-	}
-	return {static_cast<char *>(memory) + guard, under_tsan ? __tsan_create_fiber(0) : nullptr};
+	if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE) != 0)
+		die_plainly("no memory for the stack of a CUDA thread");
+	return {static_cast<char *>(memory) + GUARD_BYTES,
+	    under_tsan ? __tsan_create_fiber(0) : nullptr};
 }
 
 void stacks_take(struct fiber *fibers, unsigned count, unsigned set)
 {
-	std::lock_guard<std::mutex> guard(stacks_lock);
 	auto &pool = free_stacks[set];
+	stacks_lock.lock();
 	for (unsigned i = 0; i < count; i++) {
 		struct stack s = pool.empty() ? stack_create() : pool.back();
 		if (!pool.empty())
@@ -101,13 +102,15 @@ void stacks_take(struct fiber *fibers, unsigned count, unsigned set)
 		fibers[i].stack = s.memory;
 		fibers[i].tsan = s.tsan;
 	}
+	stacks_lock.unlock();
 }
 
 void stacks_return(struct fiber *fibers, unsigned count, unsigned set)
 {
-	std::lock_guard<std::mutex> guard(stacks_lock);
+	stacks_lock.lock();
 	for (unsigned i = count; i-- > 0;)
 		free_stacks[set].push_back({fibers[i].stack, fibers[i].tsan});
+	stacks_lock.unlock();
 }
 
 void fiber_prepare(struct fiber *f, void (*entry)(void))

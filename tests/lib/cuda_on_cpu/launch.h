@@ -1,4 +1,4 @@
-/* Kernel launches: LAUNCH (see cuda_on_cpu.h) and cudaLaunchKernelEx. */
+/* Kernel launches: LAUNCH (see cuda_on_cpu.h). */
 #ifndef KVT_CUDA_ON_CPU_LAUNCH_H
 #define KVT_CUDA_ON_CPU_LAUNCH_H
 
@@ -26,34 +26,30 @@ template <class... P> struct call {
 	}
 };
 
-template <class... P, class... A>
-cudaError_t launch_shape(
-    const char *name, void (*kernel)(P...), const emu_shape &shape, cudaStream_t stream, A &&...a)
+template <class T> void check_argument(const char *name, unsigned number, const T &argument)
 {
-	auto *c = new call<P...>{kernel, {static_cast<P>(std::forward<A>(a))...}};
-	return emu_launch(name, reinterpret_cast<const void *>(kernel), &shape, stream, call<P...>::run,
-	    call<P...>::release, c);
+	if constexpr (std::is_pointer_v<T>)
+		if constexpr (!std::is_function_v<std::remove_pointer_t<T>>)
+			emu_check_pointer(name, number, argument);
 }
 
 template <class... P, class... A>
 cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block,
     size_t shared_bytes, cudaStream_t stream, A &&...a)
 {
-	emu_shape shape{grid, block, shared_bytes, 0};
-	return launch_shape(name, kernel, shape, stream, std::forward<A>(a)...);
-}
-
-template <class... P, class... A>
-cudaError_t launch_ex(const cudaLaunchConfig_t *config, void (*kernel)(P...), A &&...a)
-{
-	emu_shape shape{config->gridDim, config->blockDim, config->dynamicSmemBytes, 0};
-	for (unsigned i = 0; i < config->numAttrs; i++)
-		if (config->attrs[i].id == cudaLaunchAttributeCooperative)
-			shape.cooperative = config->attrs[i].val.cooperative;
-	return launch_shape("kernel", kernel, shape, config->stream, std::forward<A>(a)...);
+	static_assert(sizeof(std::tuple<std::decay_t<P>...>) <= 4096, "a launch takes 4 KiB at most");
+	emu_shape shape{grid, block, shared_bytes};
+	auto *c = new call<P...>{kernel, {static_cast<P>(std::forward<A>(a))...}};
+	std::apply(
+	    [name](const auto &...argument) {
+		    unsigned number = 0;
+		    (check_argument(name, ++number, argument), ...);
+		    (void)number;
+	    },
+	    c->arguments);
+	return emu_launch(name, reinterpret_cast<const void *>(kernel), &shape, stream, call<P...>::run,
+	    call<P...>::release, c);
 }
 } // namespace emu
-
-#define cudaLaunchKernelEx emu::launch_ex
 
 #endif
