@@ -29,7 +29,7 @@ enum {
 	PITCH = KEYS + 4
 };
 
-template <int CHUNK> struct tiles {
+template <int CHUNK> struct __align__(16) tiles {
 	float keys[CHUNK][PITCH], centroids[CHUNK][PITCH];
 	float norms[KEYS];
 };
