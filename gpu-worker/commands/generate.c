@@ -107,6 +107,9 @@ enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_alloca
 	request.sampling.temperature = (float)s->temperature;
 	request.sampling.top_k = s->top_k;
 	request.sampling.top_p = (float)s->top_p;
+	request.sampling.min_p = (float)s->min_p;
+	request.sampling.frequency_penalty = (float)s->frequency_penalty;
+	request.sampling.presence_penalty = (float)s->presence_penalty;
 	request.sampling.seed = s->seed;
 	request.stops = &s->stop;
 	request.stop_count = s->stop != NULL ? 1 : 0;

@@ -219,10 +219,10 @@ void gw_settings_warn_ignored(
 	static const char *const without_store[] = {"transport", "name", "store-wait", "call-timeout",
 		"fetch-timeout", NULL};
 	static const char *const with_store[] = {"local-memory", NULL};
-	static const char *const when_greedy[] = {"top-k", "top-p", "seed", NULL};
+	static const char *const when_greedy[] = {"top-k", "top-p", "min-p", "seed", NULL};
 	static const char *const when_resumed[] = {"prompt", "prompt-file", "tokens-file",
-		"parse-special", "max-tokens", "ignore-end", "temperature", "top-k", "top-p", "seed",
-		"stop", NULL};
+		"parse-special", "max-tokens", "ignore-end", "temperature", "top-k", "top-p", "min-p",
+		"frequency-penalty", "presence-penalty", "seed", "stop", NULL};
 	static const char *const with_ids[] = {"parse-special", NULL};
 	const struct gw_policy_ops *policy;
 	struct gw_policy_options options;

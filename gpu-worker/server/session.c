@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { PARAMETER_VERSION = 1, MAX_STOP_BYTES_ALL = GW_MAX_STOPS * (GW_MAX_STOP_BYTES + 1) };
+enum { PARAMETER_VERSION = 2, MAX_STOP_BYTES_ALL = GW_MAX_STOPS * (GW_MAX_STOP_BYTES + 1) };
 
 /* What a worker that takes the sequence over must know; stored as it is. */
 struct parameters {
@@ -26,6 +26,10 @@ struct gw_session {
 	int32_t *tokens;         /* answer, without the end token */
 	uint32_t token_count;
 	void *scratch;           /* of the sampler */
+	uint32_t *counts;        /* [vocabulary], with penalties: how often the answer has each token */
+	float *penalised;        /* [vocabulary], with penalties: logits less these */
+	struct gw_token_record *records; /* NULL: nobody wants them */
+	uint32_t top_logprobs;
 	float *logits;           /* [vocabulary], backend memory */
 	enum gw_finish finish;
 	int digest, resumed;
@@ -129,6 +133,13 @@ static enum kv_status prepare(struct gw_session *session)
 	}
 	session->scratch = kv_alloc(session->allocator, gw_sampler_scratch_bytes(vocabulary));
 	if (session->tokens == NULL || session->scratch == NULL) return KV_NO_MEMORY;
+	if (gw_sampler_penalises(&session->sampler.options)) {
+		session->counts =
+			kv_alloc_array_zero(session->allocator, vocabulary, sizeof *session->counts);
+		session->penalised =
+			kv_alloc_array(session->allocator, vocabulary, sizeof *session->penalised);
+		if (session->counts == NULL || session->penalised == NULL) return KV_NO_MEMORY;
+	}
 	KV_TRY(o->ops->buffer_create(o->backend, KN_SHARED, vocabulary * sizeof(float), &memory));
 	session->logits = memory;
 	return KV_OK;
@@ -157,6 +168,7 @@ static enum kv_status show(struct gw_session *session, int32_t token)
 	int stopped = 0;
 
 	session->tokens[session->token_count++] = token;
+	if (session->counts != NULL) session->counts[token]++;
 	KV_TRY(gw_tokenizer_piece(session->tokenizer, token, session->parameters.ignore_end != 0,
 		&piece));
 	KV_TRY(gw_stream_decoder_push(session->decoder, piece.bytes, piece.length, &stopped));
@@ -220,6 +232,8 @@ enum kv_status gw_session_open(struct gw_pipeline *pipeline, const struct gw_tok
 	made->tokenizer = tokenizer;
 	made->digest = request->digest;
 	made->have_tokens = request->have_tokens;
+	made->records = request->records;
+	made->top_logprobs = request->top_logprobs;
 	crypto_generichash_init(&made->digest_state, NULL, 0, 32);
 	status = request->resume_id != NULL ? open_resumed(made, request->resume_id)
 	                                    : open_new(made, request);
@@ -241,6 +255,8 @@ void gw_session_close(struct gw_session *session)
 	gw_stream_decoder_destroy(session->decoder);
 	if (session->logits != NULL) o->ops->buffer_destroy(o->backend, session->logits);
 	kv_free(session->allocator, session->margins);
+	kv_free(session->allocator, session->counts);
+	kv_free(session->allocator, session->penalised);
 	kv_free(session->allocator, session->tokens);
 	kv_free(session->allocator, session->scratch);
 	kv_free(session->allocator, session);
@@ -293,23 +309,66 @@ static void digest(struct gw_session *session, const float *logits, uint32_t voc
 		session->margins[session->picked++] = margin_of(logits, vocabulary);
 }
 
+/* Put a token among the likeliest, if it is one. */
+static void rank(struct gw_token_record *record, uint32_t most, int32_t token, float logit)
+{
+	uint32_t at = record->top_count;
+
+	while (at > 0 && logit > record->top_logprobs[at - 1])
+		at--;
+	if (at == most) return;
+	if (record->top_count < most) record->top_count++;
+	for (uint32_t i = record->top_count - 1; i > at; i--) {
+		record->top_tokens[i] = record->top_tokens[i - 1];
+		record->top_logprobs[i] = record->top_logprobs[i - 1];
+	}
+	record->top_tokens[at] = token;
+	record->top_logprobs[at] = logit;
+}
+
+static void record(struct gw_session *session, int32_t token, const float *logits, uint32_t count)
+{
+	struct gw_token_record *made = &session->records[session->token_count];
+	double sum = 0.0, best = (double)logits[0], norm;
+
+	made->token = token;
+	made->top_count = 0;
+	for (uint32_t i = 0; i < count; i++) {
+		if ((double)logits[i] > best) best = (double)logits[i];
+		if (session->top_logprobs > 0) rank(made, session->top_logprobs, (int32_t)i, logits[i]);
+	}
+	for (uint32_t i = 0; i < count; i++)
+		sum += exp((double)logits[i] - best);
+	norm = best + log(sum);
+	made->logprob = (float)((double)logits[token] - norm);
+	for (uint32_t i = 0; i < made->top_count; i++)
+		made->top_logprobs[i] = (float)((double)made->top_logprobs[i] - norm);
+}
+
 enum kv_status gw_session_pick(struct gw_session *session, const float *logits)
 {
 	uint32_t vocabulary = gw_model_shape(gw_pipeline_options(session->pipeline)->model)->vocabulary;
 	uint32_t spoken = gw_tokenizer_vocabulary(session->tokenizer);
+	const float *chances = logits;
 	int32_t token;
 	enum kv_status status;
 
 	if (session->digest) digest(session, logits, vocabulary);
 	/* Rows that only fill the model's table up have no text. */
-	token = gw_sampler_pick(&session->sampler, logits, spoken < vocabulary ? spoken : vocabulary,
-		session->scratch);
+	if (spoken > vocabulary) spoken = vocabulary;
+	if (session->counts != NULL) {
+		gw_sampler_penalise(&session->sampler.options, logits, session->counts, spoken,
+			session->penalised);
+		chances = session->penalised;
+	}
+	token = gw_sampler_pick(&session->sampler, chances, spoken, session->scratch);
 	status = gw_check_logit((double)logits[token]);
 	if (status != KV_OK) return fail(session, status);
 	if (!session->parameters.ignore_end && gw_tokenizer_is_end(session->tokenizer, token)) {
 		session->finish = GW_FINISH_STOP;
 		return KV_OK;
 	}
+	if (session->records != NULL) record(session, token, logits, spoken);
 	status = gw_sequence_accept(session->sequence, token, &session->sampler.random,
 		sizeof session->sampler.random);
 	if (status == KV_OK) status = show(session, token);

@@ -23,6 +23,18 @@ struct gw_session;
  * `length` bytes of `id` must be. */
 enum kv_status gw_sequence_id_check(const char *id, size_t length);
 
+enum { GW_MAX_TOP_LOGPROBS = 20 };
+
+/* Natural logarithms of probabilities that the model gave an answer's token: before temperature,
+ * penalties and cuts. */
+struct gw_token_record {
+	int32_t token;
+	float logprob;
+	uint32_t top_count;                         /* the likeliest tokens at this place, falling */
+	int32_t top_tokens[GW_MAX_TOP_LOGPROBS];
+	float top_logprobs[GW_MAX_TOP_LOGPROBS];
+};
+
 enum gw_finish { GW_RUNNING, GW_FINISH_STOP, GW_FINISH_LENGTH, GW_FINISH_ERROR };
 
 struct gw_session_request {
@@ -36,6 +48,9 @@ struct gw_session_request {
 	unsigned stop_count;
 	int ignore_end;            /* go on after an end token */
 	uint32_t have_tokens;      /* the answer's first tokens, which gw_session_take leaves out */
+	struct gw_token_record *records; /* NULL, or [max_tokens]: written as tokens are picked. The
+	                                    caller's. Not with resume_id. */
+	uint32_t top_logprobs;     /* of each record, at most GW_MAX_TOP_LOGPROBS */
 	int digest;                /* BLAKE2b-256 of all logits that tokens were picked from, and how
 	                              far the best was from the next each time */
 };

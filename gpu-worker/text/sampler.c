@@ -10,15 +10,27 @@ struct choice {
 	int32_t id;
 };
 
+/* Written so that a NaN fails too. */
+static enum kv_status check_penalty(const char *name, float value)
+{
+	if (value >= -2.0f && value <= 2.0f) return KV_OK;
+	return kv_fail(
+	    KV_INVALID, "%s %g is out of range; use a value from -2 to 2", name, (double)value);
+}
+
 enum kv_status gw_sampler_init(struct gw_sampler *sampler, const struct gw_sampler_options *options)
 {
-	/* Written so that a NaN fails too. */
 	if (!(options->temperature >= 0.0f && options->temperature <= 100.0f))
 		return kv_fail(KV_INVALID, "temperature %g is out of range; use a value from 0 to 100",
 		    (double)options->temperature);
 	if (!(options->top_p > 0.0f && options->top_p <= 1.0f))
 		return kv_fail(KV_INVALID, "top_p %g is out of range; use a value over 0 and at most 1",
 		    (double)options->top_p);
+	if (!(options->min_p >= 0.0f && options->min_p <= 1.0f))
+		return kv_fail(KV_INVALID, "min_p %g is out of range; use a value from 0 to 1",
+		    (double)options->min_p);
+	KV_TRY(check_penalty("frequency_penalty", options->frequency_penalty));
+	KV_TRY(check_penalty("presence_penalty", options->presence_penalty));
 	sampler->options = *options;
 	kv_random_seed(&sampler->random, options->seed);
 	return KV_OK;
@@ -126,11 +138,13 @@ int32_t gw_sampler_pick(
 	if (!isfinite(best)) return greedy;
 
 	struct choice *choices = scratch;
-	double temperature = (double)options->temperature, sum = 0;
+	double temperature = (double)options->temperature, sum = 0, least = NEGLIGIBLE;
 	uint32_t count = 0;
+	if (options->min_p > 0.0f && log((double)options->min_p) > least)
+		least = log((double)options->min_p);
 	for (uint32_t i = 0; i < vocabulary; i++) {
 		struct choice choice = {logits[i], (int32_t)i};
-		if (((double)choice.logit - (double)best) / temperature >= NEGLIGIBLE)
+		if (((double)choice.logit - (double)best) / temperature >= least)
 			choices[count++] = choice;
 	}
 	if (options->top_k > 0 || options->top_p < 1.0f) {
@@ -145,6 +159,25 @@ int32_t gw_sampler_pick(
 		if (left < 0) return choices[i].id;
 	}
 	return choices[count - 1].id;
+}
+
+int gw_sampler_penalises(const struct gw_sampler_options *options)
+{
+	float size = fabsf(options->frequency_penalty) + fabsf(options->presence_penalty);
+
+	return size > 0.0f;
+}
+
+void gw_sampler_penalise(const struct gw_sampler_options *options, const float *logits,
+    const uint32_t *counts, uint32_t vocabulary, float *out)
+{
+	for (uint32_t i = 0; i < vocabulary; i++) {
+		float times = (float)counts[i];
+
+		out[i] = counts[i] == 0 ? logits[i]
+		                        : logits[i] - options->presence_penalty -
+		                              times * options->frequency_penalty;
+	}
 }
 
 enum kv_status gw_check_logit(double logit)

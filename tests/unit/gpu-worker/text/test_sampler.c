@@ -19,7 +19,8 @@ static const float LOGITS[SMALL] = {-2.0794415f, -0.6931472f, -2.0794415f, -1.38
 static struct gw_sampler make(float temperature, uint32_t top_k, float top_p, uint64_t seed)
 {
 	struct gw_sampler sampler;
-	const struct gw_sampler_options options = {temperature, top_k, top_p, seed};
+	const struct gw_sampler_options options = {
+	    .temperature = temperature, .top_k = top_k, .top_p = top_p, .seed = seed};
 	assert_int_equal(gw_sampler_init(&sampler, &options), KV_OK);
 	return sampler;
 }
@@ -65,6 +66,43 @@ static void test_shares(void **state)
 	check_shares(make(1, 2, 0.6f, 14), (const double[]){0, 1, 0, 0});
 	check_shares(make(1, 100, 1, 15), (const double[]){0.125, 0.5, 0.125, 0.25});
 	check_shares(make(1, 1, 1, 16), (const double[]){0, 1, 0, 0});
+}
+
+static void test_min_p(void **state)
+{
+	(void)state;
+	struct gw_sampler sampler = make(1, 0, 1, 21);
+	sampler.options.min_p = 0.3f;
+	check_shares(sampler, (const double[]){0, 2.0 / 3, 0, 1.0 / 3});
+	sampler.options.min_p = 0.2f;
+	check_shares(sampler, (const double[]){0.125, 0.5, 0.125, 0.25});
+	sampler.options.min_p = 1;
+	check_shares(sampler, (const double[]){0, 1, 0, 0});
+	/* A share of the rest, as top_p is. */
+	sampler.options.min_p = 0.3f;
+	sampler.options.top_p = 0.6f;
+	check_shares(sampler, (const double[]){0, 1, 0, 0});
+}
+
+static void test_penalties(void **state)
+{
+	(void)state;
+	static const float logits[SMALL] = {1, 4, 2, 3};
+	static const uint32_t counts[SMALL] = {0, 3, 1, 0};
+	struct gw_sampler_options options = {.top_p = 1};
+	float out[SMALL];
+
+	assert_false(gw_sampler_penalises(&options));
+	options.frequency_penalty = 0.5f;
+	assert_true(gw_sampler_penalises(&options));
+	options.presence_penalty = 1;
+	gw_sampler_penalise(&options, logits, counts, SMALL, out);
+	assert_memory_equal(out, ((const float[]){1, 1.5f, 0.5f, 3}), sizeof out);
+	/* Penalties under 0 make what is there more likely. */
+	options = (struct gw_sampler_options){.top_p = 1, .presence_penalty = -2};
+	assert_true(gw_sampler_penalises(&options));
+	gw_sampler_penalise(&options, logits, counts, SMALL, out);
+	assert_memory_equal(out, ((const float[]){1, 6, 4, 3}), sizeof out);
 }
 
 static void test_greedy(void **state)
@@ -175,16 +213,21 @@ static void test_refused_options(void **state)
 {
 	(void)state;
 	static const struct gw_sampler_options bad[] = {
-	    {-0.1f, 0, 1, 0},
-	    {100.5f, 0, 1, 0},
-	    {NAN, 0, 1, 0},
-	    {INFINITY, 0, 1, 0},
-	    {1, 0, 0, 0},
-	    {1, 0, 1.01f, 0},
-	    {1, 0, -1, 0},
-	    {1, 0, NAN, 0},
-	};
-	struct gw_sampler sampler = make(1, 5, 0.5f, 3), before = sampler;
+	    {.temperature = -0.1f, .top_p = 1},
+	    {.temperature = 100.5f, .top_p = 1},
+	    {.temperature = NAN, .top_p = 1},
+	    {.temperature = INFINITY, .top_p = 1},
+	    {.temperature = 1, .top_p = 0},
+	    {.temperature = 1, .top_p = 1.01f},
+	    {.temperature = 1, .top_p = -1},
+	    {.temperature = 1, .top_p = NAN},
+	    {.temperature = 1, .top_p = 1, .min_p = -0.1f},
+	    {.temperature = 1, .top_p = 1, .min_p = 1.1f},
+	    {.temperature = 1, .top_p = 1, .min_p = NAN},
+	    {.temperature = 1, .top_p = 1, .frequency_penalty = 2.1f},
+	    {.temperature = 1, .top_p = 1, .frequency_penalty = NAN},
+	    {.temperature = 1, .top_p = 1, .presence_penalty = -2.1f},
+	};	struct gw_sampler sampler = make(1, 5, 0.5f, 3), before = sampler;
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
 		kv_error_clear();
 		assert_int_equal(gw_sampler_init(&sampler, &bad[i]), KV_INVALID);
@@ -197,6 +240,8 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_shares),
+	    cmocka_unit_test(test_min_p),
+	    cmocka_unit_test(test_penalties),
 	    cmocka_unit_test(test_greedy),
 	    cmocka_unit_test(test_extreme_logits),
 	    cmocka_unit_test(test_repeatable),
