@@ -32,31 +32,42 @@ static json_t *finish_reason(enum gw_finish finish)
 	return finish == GW_RUNNING ? json_null() : json_string(gw_finish_text(finish));
 }
 
-/* The one choice. `first`: a chat's first delta names the role. */
-static json_t *choice(const struct gw_answer *answer, const char *key, const char *text,
-    size_t length, enum gw_finish finish, int first)
+static json_t *or_null(json_t *value)
 {
-	json_t *content = json_stringn_nocheck(text, length), *part;
-
-	if (!answer->chat)
-		return json_pack("{s:i, s:o, s:n, s:o}", "index", 0, "text", content, "logprobs",
-		    "finish_reason", finish_reason(finish));
-	part = first ? json_pack("{s:s, s:o}", "role", "assistant", "content", content)
-	             : json_pack("{s:o}", "content", content);
-	return json_pack("{s:i, s:o, s:n, s:o}", "index", 0, key, part, "logprobs", "finish_reason",
-	    finish_reason(finish));
+	return value != NULL ? value : json_null();
 }
 
-/* Takes the references of `one` and `own`. */
-static json_t *envelope(
-    const struct gw_answer *answer, const char *object, json_t *one, json_t *usage, json_t *own)
+/* `key`: where a chat's message is; `first`: its first delta names the role. */
+static json_t *choice_of(
+    const struct gw_answer *answer, const struct gw_choice_view *choice, const char *key, int first)
 {
-	json_t *made = json_pack("{s:s, s:s, s:I, s:s, s:[o]}", "id", answer->id, "object", object,
-	    "created", (json_int_t)answer->created, "model", answer->model, "choices", one);
+	json_t *content = json_stringn_nocheck(choice->text, choice->length), *part;
+
+	if (!answer->chat)
+		return json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)choice->index, "text",
+		    content, "logprobs", or_null(choice->logprobs), "finish_reason",
+		    finish_reason(choice->finish));
+	part = first ? json_pack("{s:s, s:o}", "role", "assistant", "content", content)
+	             : json_pack("{s:o}", "content", content);
+	return json_pack("{s:I, s:o, s:o, s:o}", "index", (json_int_t)choice->index, key, part,
+	    "logprobs", or_null(choice->logprobs), "finish_reason", finish_reason(choice->finish));
+}
+
+/* Takes the references of `choices`, `usage` and `own`. */
+static json_t *envelope(
+    const struct gw_answer *answer, const char *object, json_t *choices, json_t *usage, json_t *own)
+{
+	json_t *made = json_pack("{s:s, s:s, s:I, s:s, s:o}", "id", answer->id, "object", object,
+	    "created", (json_int_t)answer->created, "model", answer->model, "choices", choices);
 
 	if (usage != NULL) json_object_set_new(made, "usage", usage);
 	if (own != NULL) json_object_set_new(made, "clusterkv", own);
 	return made;
+}
+
+static json_t *list_of(json_t *one)
+{
+	return json_pack("[o]", one);
 }
 
 static const char *chunk_name(const struct gw_answer *answer)
@@ -64,14 +75,15 @@ static const char *chunk_name(const struct gw_answer *answer)
 	return answer->chat ? "chat.completion.chunk" : "text_completion";
 }
 
-void gw_answer_first(struct kv_text_buffer *out, const struct gw_answer *answer,
+void gw_answer_first(struct kv_text_buffer *out, const struct gw_answer *answer, uint32_t index,
     uint32_t prompt_tokens, uint32_t prefix_hit)
 {
+	const struct gw_choice_view nothing = {.index = index, .text = "", .finish = GW_RUNNING};
 	json_t *own = json_pack("{s:s, s:I, s:I}", "sequence", answer->sequence, "prompt_tokens",
 	    (json_int_t)prompt_tokens, "prefix_hit_tokens", (json_int_t)prefix_hit);
 
 	put_event(out, envelope(answer, chunk_name(answer),
-	                   choice(answer, "delta", "", 0, GW_RUNNING, 1), NULL, own));
+	                   list_of(choice_of(answer, &nothing, "delta", 1)), NULL, own));
 }
 
 void gw_answer_progress(struct kv_text_buffer *out, uint64_t done, uint64_t total)
@@ -79,13 +91,15 @@ void gw_answer_progress(struct kv_text_buffer *out, uint64_t done, uint64_t tota
 	kv_text_printf(out, ": prefill %" PRIu64 "/%" PRIu64 "\n\n", done, total);
 }
 
-void gw_answer_text(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
-    size_t length, uint32_t tokens)
+void gw_answer_text(struct kv_text_buffer *out, const struct gw_answer *answer,
+    const struct gw_choice_view *choice, uint32_t tokens)
 {
+	struct gw_choice_view running = *choice;
 	json_t *own = json_pack("{s:I}", "tokens", (json_int_t)tokens);
 
+	running.finish = GW_RUNNING;
 	put_event(out, envelope(answer, chunk_name(answer),
-	                   choice(answer, "delta", text, length, GW_RUNNING, 0), NULL, own));
+	                   list_of(choice_of(answer, &running, "delta", 0)), NULL, own));
 }
 
 static json_int_t number_in(const json_t *report, const char *name)
@@ -93,14 +107,15 @@ static json_int_t number_in(const json_t *report, const char *name)
 	return json_integer_value(json_object_get(report, name));
 }
 
-static json_t *usage_of(const json_t *report)
+json_t *gw_answer_usage(const struct gw_choice_view *choices, uint32_t count)
 {
-	json_int_t prompt = number_in(report, "prompt_tokens");
-	json_int_t answer = (json_int_t)json_array_size(json_object_get(report, "tokens"));
+	json_int_t prompt = number_in(choices[0].report, "prompt_tokens"), answers = 0;
 
+	for (uint32_t i = 0; i < count; i++)
+		answers += (json_int_t)json_array_size(json_object_get(choices[i].report, "tokens"));
 	return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
-	    answer, "total_tokens", prompt + answer, "prompt_tokens_details", "cached_tokens",
-	    number_in(report, "prefix_hit_tokens"));
+	    answers, "total_tokens", prompt + answers, "prompt_tokens_details", "cached_tokens",
+	    number_in(choices[0].report, "prefix_hit_tokens"));
 }
 
 /* The report without what the answer says already, and without tokens that the client has. */
@@ -117,31 +132,51 @@ static json_t *own_part(const struct gw_answer *answer, const json_t *report)
 	return own;
 }
 
-void gw_answer_last(struct kv_text_buffer *out, const struct gw_answer *answer,
-    enum gw_finish finish, const json_t *report)
+static json_t *last_choice(const struct gw_answer *answer, const struct gw_choice_view *choice)
 {
-	json_t *one = answer->chat ? json_pack("{s:i, s:{}, s:o}", "index", 0, "delta", "finish_reason",
-	                                 finish_reason(finish))
-	                           : choice(answer, "text", "", 0, finish, 0);
+	struct gw_choice_view ended = *choice;
 
-	put_event(out, envelope(answer, chunk_name(answer), one,
-	                   answer->usage_event ? NULL : usage_of(report), own_part(answer, report)));
-	if (answer->usage_event) {
-		json_t *last = envelope(answer, chunk_name(answer), json_null(), usage_of(report), NULL);
+	ended.text = "";
+	ended.length = 0;
+	if (!answer->chat) return choice_of(answer, &ended, "text", 0);
+	return json_pack("{s:I, s:{}, s:o, s:o}", "index", (json_int_t)choice->index, "delta",
+	    "logprobs", or_null(choice->logprobs), "finish_reason", finish_reason(choice->finish));
+}
 
-		/* The one event without a choice. */
-		json_object_set_new(last, "choices", json_array());
-		put_event(out, last);
-	}
+void gw_answer_last(struct kv_text_buffer *out, const struct gw_answer *answer,
+    const struct gw_choice_view *choice, json_t *usage)
+{
+	put_event(out, envelope(answer, chunk_name(answer), list_of(last_choice(answer, choice)), usage,
+	                   own_part(answer, choice->report)));
+}
+
+void gw_answer_end(struct kv_text_buffer *out, const struct gw_answer *answer, json_t *usage)
+{
+	/* The one event without a choice. */
+	if (usage != NULL)
+		put_event(out, envelope(answer, chunk_name(answer), json_array(), usage, NULL));
 	kv_text_put(out, "data: [DONE]\n\n");
 }
 
-void gw_answer_whole(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
-    size_t length, enum gw_finish finish, const json_t *report)
+void gw_answer_whole(struct kv_text_buffer *out, const struct gw_answer *answer,
+    const struct gw_choice_view *choices, uint32_t count, json_t *usage)
 {
-	put_json(out, envelope(answer, answer->chat ? "chat.completion" : "text_completion",
-	                  choice(answer, "message", text, length, finish, 1), usage_of(report),
-	                  own_part(answer, report)));
+	json_t *list = json_array(), *own = json_array();
+
+	for (uint32_t i = 0; i < count; i++) {
+		json_array_append_new(list, choice_of(answer, &choices[i], "message", 1));
+		json_array_append_new(own, own_part(answer, choices[i].report));
+	}
+	if (count == 1) {
+		json_t *one = json_incref(json_array_get(own, 0));
+
+		json_decref(own);
+		own = one;
+	} else {
+		own = json_pack("{s:o}", "choices", own);
+	}
+	put_json(out,
+	    envelope(answer, answer->chat ? "chat.completion" : "text_completion", list, usage, own));
 	kv_text_put(out, "\n");
 }
 

@@ -20,22 +20,39 @@ struct gw_answer {
 	int usage_event;      /* usage comes in an event of its own, and not in the last one */
 };
 
-/* All append to `out`, whose status tells whether that worked. */
+/* One of the answers to a prompt. */
+struct gw_choice_view {
+	uint32_t index;
+	const char *text;
+	size_t length;
+	enum gw_finish finish;
+	const json_t *report; /* gw_session_report */
+	json_t *logprobs;     /* NULL: not asked for */
+};
 
-/* The first event: the sequence's id, and how much of the prompt was found. */
-void gw_answer_first(struct kv_text_buffer *out, const struct gw_answer *answer,
+/* All append to `out`, whose status tells whether that worked. References of `logprobs` and `usage`
+ * are taken, NULL is allowed; everything else is borrowed. */
+
+/* A choice's first event: its sequence's id, and how much of the prompt was found. */
+void gw_answer_first(struct kv_text_buffer *out, const struct gw_answer *answer, uint32_t index,
     uint32_t prompt_tokens, uint32_t prefix_hit);
 /* A comment line that clients ignore unless they draw a bar. */
 void gw_answer_progress(struct kv_text_buffer *out, uint64_t done, uint64_t total);
-/* New text; `tokens` of the answer are behind it. */
-void gw_answer_text(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
-    size_t length, uint32_t tokens);
-/* The last event and the end mark. `report`: gw_session_report, borrowed. */
+/* New text of a choice; `tokens` of its answer are behind it. */
+void gw_answer_text(struct kv_text_buffer *out, const struct gw_answer *answer,
+    const struct gw_choice_view *choice, uint32_t tokens);
+/* A choice's last event; `text` is not looked at. `usage`: in the last of all, without usage_event.
+ */
 void gw_answer_last(struct kv_text_buffer *out, const struct gw_answer *answer,
-    enum gw_finish finish, const json_t *report);
+    const struct gw_choice_view *choice, json_t *usage);
+/* The end mark, with usage_event behind an event that has the usage only. */
+void gw_answer_end(struct kv_text_buffer *out, const struct gw_answer *answer, json_t *usage);
 /* The whole answer as one body. */
-void gw_answer_whole(struct kv_text_buffer *out, const struct gw_answer *answer, const char *text,
-    size_t length, enum gw_finish finish, const json_t *report);
+void gw_answer_whole(struct kv_text_buffer *out, const struct gw_answer *answer,
+    const struct gw_choice_view *choices, uint32_t count, json_t *usage);
+
+/* The usage of all choices, a new reference: the prompt counts once. */
+json_t *gw_answer_usage(const struct gw_choice_view *choices, uint32_t count);
 
 struct gw_http_error {
 	unsigned code;    /* HTTP status */

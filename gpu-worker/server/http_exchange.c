@@ -1,6 +1,7 @@
 /* One request from its first byte to its last:
  *
- *     body → parse (pool thread) → engine → response, whole or as a stream → completed
+ *     body → parse (pool thread) → engine (http_choice.c) → response, whole or as a stream →
+ *     completed
  *
  * While nothing can be written the connection is suspended. The daemon does not look at a suspended
  * connection's socket, so that is watched here. */
@@ -11,7 +12,7 @@
 #include "common/base/log.h"
 #include "gpu-worker/server/http_internal.h"
 
-enum { OUT_LIMIT = 256 << 20, STREAM_BLOCK = 8192 };
+enum { STREAM_BLOCK = 8192 };
 
 enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Connection *connection,
     enum gw_route route, struct gw_exchange **exchange)
@@ -26,7 +27,7 @@ enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Conn
 	made->model = server->options.model;
 	made->start_ms = kv_now_ms();
 	kv_text_init(&made->body, made->allocator, (size_t)server->options.max_body);
-	kv_text_init(&made->out, made->allocator, OUT_LIMIT);
+	kv_text_init(&made->out, made->allocator, GW_OUT_LIMIT);
 	kv_list_init(&made->node);
 	kv_list_push_back(&server->exchanges, &made->node);
 	made->late = server->draining;
@@ -35,14 +36,14 @@ enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Conn
 	return KV_OK;
 }
 
-/* Free it when nobody works on it any more. */
-static void release(struct gw_exchange *exchange)
+void gw_exchange_release(struct gw_exchange *exchange)
 {
-	if (exchange->connection != NULL || exchange->parsing || exchange->in_engine) return;
+	if (exchange->connection != NULL || exchange->parsing || exchange->in_engine > 0) return;
 	if (exchange->server != NULL) {
 		kv_list_remove(&exchange->node);
 		if (!exchange->late) exchange->server->exchange_count--;
 	}
+	gw_choices_deinit(exchange);
 	gw_http_request_deinit(&exchange->request);
 	kv_text_deinit(&exchange->body);
 	kv_text_deinit(&exchange->out);
@@ -55,7 +56,7 @@ static void suspend(struct gw_exchange *exchange)
 	MHD_suspend_connection(exchange->connection);
 }
 
-static void resume(struct gw_exchange *exchange)
+void gw_exchange_resume(struct gw_exchange *exchange)
 {
 	if (!exchange->suspended) return;
 	exchange->suspended = false;
@@ -77,9 +78,8 @@ static void on_hangup(void *context, struct kv_watch *watch, unsigned events)
 	(void)events;
 	unwatch(exchange);
 	exchange->gone = true;
-	if (exchange->in_engine)
-		gw_engine_cancel(exchange->server->options.engine, exchange->engine_id);
-	resume(exchange);
+	gw_choices_cancel(exchange);
+	gw_exchange_resume(exchange);
 }
 
 static void watch_hangup(struct gw_exchange *exchange)
@@ -100,15 +100,17 @@ static void fail(
 	gw_error_body(&exchange->out, error, message, exchange->answer.sequence, exchange->streaming);
 	exchange->code = error->code;
 	exchange->complete = true;
-	resume(exchange);
+	gw_exchange_resume(exchange);
 }
 
-static void fail_with(
+void gw_exchange_fail(
     struct gw_exchange *exchange, enum kv_status status, int by_engine, const char *message)
 {
 	struct gw_http_error error = gw_http_error_of(status, by_engine);
 
+	if (exchange->complete) return;
 	fail(exchange, &error, message);
+	gw_choices_cancel(exchange);
 }
 
 /* On a pool thread. */
@@ -143,21 +145,17 @@ static void parsed(void *context)
 
 	exchange->parsing = false;
 	if (exchange->server == NULL || exchange->connection == NULL || exchange->gone) {
-		release(exchange);
+		gw_exchange_release(exchange);
 		return;
 	}
 	kv_text_deinit(&exchange->body);
 	if (status != KV_OK) {
-		fail_with(exchange, status, 0, exchange->parse_message);
+		gw_exchange_fail(exchange, status, 0, exchange->parse_message);
 		return;
 	}
 	describe_answer(exchange);
-	status = gw_engine_submit(exchange->server->options.engine, &exchange->request.session,
-	    exchange, &exchange->engine_id);
-	if (status == KV_OK)
-		exchange->in_engine = true;
-	else
-		fail_with(exchange, status, 0, kv_error_message());
+	status = gw_choices_submit(exchange);
+	if (status != KV_OK) gw_exchange_fail(exchange, status, 0, kv_error_message());
 }
 
 static void put_health(struct gw_exchange *exchange)
@@ -213,11 +211,11 @@ static void begin_completion(struct gw_exchange *exchange)
 		return;
 	}
 	if (kv_text_status(&exchange->body) != KV_OK) {
-		fail_with(exchange, kv_text_status(&exchange->body), 0, "no memory for the body");
+		gw_exchange_fail(exchange, kv_text_status(&exchange->body), 0, "no memory for the body");
 		return;
 	}
 	if (kv_loop_work(server->options.loop, parse, parsed, exchange) != KV_OK) {
-		fail_with(exchange, KV_BUSY, 0, kv_error_message());
+		gw_exchange_fail(exchange, KV_BUSY, 0, kv_error_message());
 		return;
 	}
 	exchange->parsing = true;
@@ -229,7 +227,7 @@ enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
 {
 	exchange->begun = true;
 	if (exchange->server->draining && exchange->route != GW_ROUTE_HEALTH) {
-		fail_with(exchange, KV_CANCELLED, 0, "the worker is stopping");
+		gw_exchange_fail(exchange, KV_CANCELLED, 0, "the worker is stopping");
 		return gw_exchange_answer(exchange);
 	}
 	switch (exchange->route) {
@@ -296,96 +294,19 @@ enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
 	return result;
 }
 
-static void log_end(const struct gw_exchange *exchange, const struct gw_engine_result *result)
-{
-	const json_t *report = result->report;
-
-	kv_info("http", "answer %s sequence=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
-	    result->status == KV_OK ? gw_finish_text(result->finish) : kv_status_text(result->status),
-	    exchange->answer.sequence[0] != '\0' ? exchange->answer.sequence : "-",
-	    (long long)json_integer_value(json_object_get(report, "prompt_tokens")),
-	    (long long)json_integer_value(json_object_get(report, "prefix_hit_tokens")),
-	    json_array_size(json_object_get(report, "tokens")),
-	    (unsigned long long)(kv_now_ms() - exchange->start_ms), result->status == KV_OK ? "" : ": ",
-	    result->status == KV_OK ? "" : result->message);
-}
-
-static void finish(struct gw_exchange *exchange, const struct gw_engine_result *result)
-{
-	struct kv_text_buffer whole;
-
-	if (result->status != KV_OK) {
-		fail_with(exchange, result->status, 1, result->message);
-		return;
-	}
-	if (exchange->streaming) {
-		gw_answer_last(&exchange->out, &exchange->answer, result->finish, result->report);
-	} else {
-		kv_text_init(&whole, exchange->allocator, OUT_LIMIT);
-		gw_answer_whole(&whole, &exchange->answer, kv_text(&exchange->out), exchange->out.length,
-		    result->finish, result->report);
-		kv_text_deinit(&exchange->out);
-		exchange->out = whole;
-		exchange->code = 200;
-	}
-	exchange->complete = true;
-	resume(exchange);
-}
-
-static void opened(struct gw_exchange *exchange, const struct gw_engine_event *event)
-{
-	snprintf(exchange->answer.sequence, sizeof exchange->answer.sequence, "%.63s", event->text);
-	if (!exchange->request.stream) return;
-	exchange->streaming = true;
-	gw_answer_first(&exchange->out, &exchange->answer, event->prompt_tokens, event->prefix_hit);
-	resume(exchange);
-}
-
-void gw_exchange_event(struct gw_exchange *exchange, const struct gw_engine_event *event)
-{
-	switch (event->kind) {
-	case GW_EVENT_STATE:
-		break;
-	case GW_EVENT_OPENED:
-		opened(exchange, event);
-		break;
-	case GW_EVENT_PREFILL:
-		if (!exchange->streaming) break;
-		gw_answer_progress(&exchange->out, event->done, event->total);
-		resume(exchange);
-		break;
-	case GW_EVENT_TEXT:
-		if (!exchange->streaming) {
-			kv_text_append(&exchange->out, event->text, event->text_length);
-			break;
-		}
-		gw_answer_text(
-		    &exchange->out, &exchange->answer, event->text, event->text_length, event->tokens);
-		resume(exchange);
-		break;
-	case GW_EVENT_FINISHED:
-		exchange->in_engine = false;
-		log_end(exchange, event->result);
-		if (exchange->connection != NULL) finish(exchange, event->result);
-		release(exchange);
-		break;
-	}
-}
-
 void gw_exchange_completed(struct gw_exchange *exchange)
 {
 	unwatch(exchange);
 	exchange->connection = NULL;
 	exchange->gone = true;
-	if (exchange->in_engine)
-		gw_engine_cancel(exchange->server->options.engine, exchange->engine_id);
-	release(exchange);
+	gw_choices_cancel(exchange);
+	gw_exchange_release(exchange);
 }
 
 void gw_exchange_abandon(struct gw_exchange *exchange)
 {
 	unwatch(exchange);
-	resume(exchange);
+	gw_exchange_resume(exchange);
 	exchange->gone = true;
-	exchange->in_engine = false;
+	exchange->in_engine = 0;
 }

@@ -9,13 +9,12 @@ enum { SHOWN_NAME = 48, SHOWN_VALUE = 64 };
 
 /* At which values a field changes nothing. */
 enum neutral {
-	TAKEN = 1,       /* the parser judges the value */
-	ANY = 2,         /* for the operator of a service, never for the answer */
+	TAKEN = 1, /* the parser judges the value */
+	ANY = 2,   /* for the operator of a service, never for the answer */
 	FALSE = 4,
-	ZERO = 8,
 	ONE = 16,
-	EMPTY = 32,      /* "", [] or {} */
-	TEXT_ONLY = 64,  /* ["text"], or {"type": "text"} */
+	EMPTY = 32,     /* "", [] or {} */
+	TEXT_ONLY = 64, /* ["text"], or {"type": "text"} */
 	NULL_ONLY = 128
 };
 
@@ -41,7 +40,13 @@ static const struct row {
     {"temperature", BOTH, TAKEN, {NULL}},
     {"top_p", BOTH, TAKEN, {NULL}},
     {"top_k", BOTH, TAKEN, {NULL}},
+    {"min_p", BOTH, TAKEN, {NULL}},
+    {"frequency_penalty", BOTH, TAKEN, {NULL}},
+    {"presence_penalty", BOTH, TAKEN, {NULL}},
     {"seed", BOTH, TAKEN, {NULL}},
+    {"n", BOTH, TAKEN, {NULL}},
+    {"logprobs", BOTH, TAKEN, {NULL}},
+    {"top_logprobs", CHAT, TAKEN, {NULL}},
     {"stop", BOTH, TAKEN, {NULL}},
     {"stream", BOTH, TAKEN, {NULL}},
     {"stream_options", BOTH, TAKEN, {NULL}},
@@ -59,16 +64,10 @@ static const struct row {
     {"prompt_cache_retention", BOTH, ANY, {NULL}},
     {"parallel_tool_calls", CHAT, ANY, {NULL}}, /* goes with tools, of which there are none */
 
-    {"n", BOTH, ONE, {NULL}},
     {"best_of", COMPLETION, ONE, {NULL}},
     {"echo", COMPLETION, FALSE, {NULL}},
     {"suffix", COMPLETION, EMPTY, {NULL}},
-    /* 0 asks for the sampled tokens' own ones. */
-    {"logprobs", BOTH, FALSE, {NULL}},
-    {"top_logprobs", CHAT, ZERO, {NULL}},
     {"logit_bias", BOTH, EMPTY, {NULL}},
-    {"frequency_penalty", BOTH, ZERO, {NULL}},
-    {"presence_penalty", BOTH, ZERO, {NULL}},
     {"store", BOTH, FALSE, {NULL}},
     {"service_tier", BOTH, 0, {"auto", "default"}},
     {"tools", CHAT, EMPTY, {NULL}},
@@ -139,7 +138,6 @@ static bool changes_nothing(const struct row *row, const json_t *value)
 {
 	if (json_is_null(value) || (row->neutral & (TAKEN | ANY)) != 0) return true;
 	if ((row->neutral & FALSE) != 0 && json_is_false(value)) return true;
-	if ((row->neutral & ZERO) != 0 && is_number(value, 0.0)) return true;
 	if ((row->neutral & ONE) != 0 && is_number(value, 1.0)) return true;
 	if ((row->neutral & EMPTY) != 0 && is_empty(value)) return true;
 	if ((row->neutral & TEXT_ONLY) != 0 && is_text_only(value)) return true;
@@ -150,7 +148,6 @@ static bool changes_nothing(const struct row *row, const json_t *value)
 static const char *taken(const struct row *row)
 {
 	if ((row->neutral & FALSE) != 0) return ", only false";
-	if ((row->neutral & ZERO) != 0) return ", only 0";
 	if ((row->neutral & ONE) != 0) return ", only 1";
 	if ((row->neutral & TEXT_ONLY) != 0) return ", only text";
 	return "";

@@ -24,7 +24,24 @@ struct gw_http_server {
 	struct kv_list exchanges;
 };
 
+enum { GW_OUT_LIMIT = 256 << 20 }; /* bytes of one answer */
+
 enum gw_route { GW_ROUTE_COMPLETIONS, GW_ROUTE_CHAT, GW_ROUTE_MODELS, GW_ROUTE_HEALTH };
+
+/* One of the answers to a request's prompt: what the engine works on. */
+struct gw_choice {
+	struct gw_exchange *exchange;
+	uint32_t index;
+	uint64_t engine_id;
+	bool in_engine, ended;
+	struct gw_session_request asked;
+	struct gw_token_record *records; /* [max_tokens], owned; NULL: not asked for */
+	uint32_t told;                   /* records that a stream has told */
+	size_t text_offset;              /* bytes of the answer before the next of them */
+	struct kv_text_buffer text;      /* of an answer that is told whole */
+	enum gw_finish finish;
+	json_t *report; /* a reference, once it has ended */
+};
 
 /* One request and its answer. It lives as long as anybody works on it: the connection, a pool
  * thread, the engine. */
@@ -45,8 +62,10 @@ struct gw_exchange {
 	struct gw_http_request request;
 	enum kv_status parse_status;
 	char parse_message[512];
-	bool parsing, in_engine;
-	uint64_t engine_id;
+	bool parsing;
+	struct gw_choice *choices; /* [choice_count], once the request is parsed */
+	uint32_t choice_count;
+	uint32_t in_engine; /* choices that the engine has */
 
 	unsigned code; /* of the response; 0: not known yet */
 	bool streaming, complete;
@@ -63,11 +82,24 @@ enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Conn
 enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange);
 /* The connection may be written to: queue the response, if it is known. */
 enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange);
-void gw_exchange_event(struct gw_exchange *exchange, const struct gw_engine_event *event);
+/* Give it up for a reason that the client is told, unless it has been told one. */
+void gw_exchange_fail(
+    struct gw_exchange *exchange, enum kv_status status, int by_engine, const char *message);
+/* More of the answer is in `out`, or all of it. */
+void gw_exchange_resume(struct gw_exchange *exchange);
+/* The engine has given a choice back: free the exchange if nobody works on it any more. */
+void gw_exchange_release(struct gw_exchange *exchange);
 /* The daemon is done with the connection's request. */
 void gw_exchange_completed(struct gw_exchange *exchange);
 /* Nothing will come from server and engine any more. */
 void gw_exchange_abandon(struct gw_exchange *exchange);
+
+/* http_choice.c: hand the parsed request's choices to the engine; KV_BUSY and the like when one of
+ * them was not taken: the others are on their way back. */
+enum kv_status gw_choices_submit(struct gw_exchange *exchange);
+void gw_choices_cancel(struct gw_exchange *exchange);
+void gw_choices_deinit(struct gw_exchange *exchange);
+void gw_choice_event(struct gw_choice *choice, const struct gw_engine_event *event);
 
 /* http_server.c */
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,

@@ -109,9 +109,46 @@ static enum kv_status read_sampling(const json_t *body, struct gw_sampler_option
 	KV_TRY(read_real(body, "temperature", &sampling->temperature));
 	KV_TRY(read_real(body, "top_p", &sampling->top_p));
 	KV_TRY(read_u32(body, "top_k", 0, &sampling->top_k));
+	KV_TRY(read_real(body, "min_p", &sampling->min_p));
+	KV_TRY(read_real(body, "frequency_penalty", &sampling->frequency_penalty));
+	KV_TRY(read_real(body, "presence_penalty", &sampling->presence_penalty));
 	KV_TRY(read_integer(body, "seed", INT64_MIN, INT64_MAX, &seed));
 	sampling->seed = field(body, "seed") != NULL ? (uint64_t)seed : kv_random_entropy();
 	return gw_sampler_init(&sampler, sampling);
+}
+
+/* A chat says whether, and how many others beside each; a completion says how many others. */
+static enum kv_status read_logprobs(struct gw_http_request *request)
+{
+	const json_t *body = request->body, *value = field(body, "logprobs");
+	json_int_t others = 0;
+
+	if (request->chat) {
+		KV_TRY(read_flag(body, "logprobs", &request->logprobs));
+		KV_TRY(read_integer(body, "top_logprobs", 0, GW_MAX_TOP_LOGPROBS, &others));
+		if (others > 0 && !request->logprobs)
+			return kv_fail(KV_INVALID, "top_logprobs: goes with logprobs true only");
+	} else if (!json_is_false(value)) {
+		KV_TRY(read_integer(body, "logprobs", 0, GW_MAX_TOP_LOGPROBS, &others));
+		request->logprobs = value != NULL;
+	}
+	request->session.top_logprobs = (uint32_t)others;
+	if (request->logprobs && request->session.resume_id != NULL)
+		return kv_fail(
+		    KV_INVALID, "logprobs: those of a resumed sequence went with its worker; leave it out");
+	return KV_OK;
+}
+
+static enum kv_status read_choices(struct gw_http_request *request)
+{
+	json_int_t choices = 1;
+
+	KV_TRY(read_integer(request->body, "n", 1, GW_MAX_CHOICES, &choices));
+	request->choices = (uint32_t)choices;
+	if (choices > 1 && (request->session.sequence_id != NULL || request->session.resume_id != NULL))
+		return kv_fail(KV_INVALID, "n: %lld answers cannot share a sequence; leave %s out",
+		    (long long)choices, request->session.resume_id != NULL ? "resume" : "sequence");
+	return KV_OK;
 }
 
 static const char PROMPT_FORMS[] = "one string or one array of token ids";
@@ -130,8 +167,7 @@ static enum kv_status read_token_ids(
 	for (size_t i = 0; i < count; i++) {
 		const json_t *value = json_array_get(prompt, i);
 
-		if (!json_is_integer(value))
-			return wrong_type("prompt", PROMPT_FORMS);
+		if (!json_is_integer(value)) return wrong_type("prompt", PROMPT_FORMS);
 		id = json_integer_value(value);
 		if (id < 0 || id >= (json_int_t)model->vocabulary)
 			return kv_fail(KV_INVALID,
@@ -351,6 +387,8 @@ static enum kv_status read_fields(
 	KV_TRY(read_sampling(body, &request->session.sampling));
 	KV_TRY(read_stops(request));
 	KV_TRY(read_own_fields(body, &request->session));
+	KV_TRY(read_choices(request));
+	KV_TRY(read_logprobs(request));
 	/* A resumed sequence brings its prompt, its sampling and its end with it. */
 	if (request->session.resume_id != NULL) return KV_OK;
 	KV_TRY(

@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-enum { GW_DEFAULT_ANSWER_TOKENS = 512 };
+enum { GW_DEFAULT_ANSWER_TOKENS = 512, GW_MAX_CHOICES = 16 };
 
 /* What is served. Borrowed by all who get it. */
 struct gw_http_model {
@@ -26,6 +26,8 @@ struct gw_http_request {
 	int32_t *tokens; /* the prompt, owned; NULL with resume */
 	const char *stops[GW_MAX_STOPS];
 	struct gw_session_request session;
+	uint32_t choices; /* answers to the one prompt, 1 to GW_MAX_CHOICES */
+	int logprobs;     /* records are wanted; how many others beside each: session.top_logprobs */
 	int chat, stream;
 	int usage_event; /* stream_options.include_usage: usage comes in an event of its own */
 };

@@ -432,7 +432,7 @@ const char *gw_http_server_address(const struct gw_http_server *server)
 void gw_http_server_event(struct gw_http_server *server, const struct gw_engine_event *event)
 {
 	if (event->kind != GW_EVENT_STATE) {
-		gw_exchange_event(event->request, event);
+		gw_choice_event(event->request, event);
 		return;
 	}
 	server->state = event->state;

@@ -144,8 +144,7 @@ int32_t gw_sampler_pick(
 		least = log((double)options->min_p);
 	for (uint32_t i = 0; i < vocabulary; i++) {
 		struct choice choice = {logits[i], (int32_t)i};
-		if (((double)choice.logit - (double)best) / temperature >= least)
-			choices[count++] = choice;
+		if (((double)choice.logit - (double)best) / temperature >= least) choices[count++] = choice;
 	}
 	if (options->top_k > 0 || options->top_p < 1.0f) {
 		sum = keep_best(options, choices, &count, best);
@@ -174,9 +173,9 @@ void gw_sampler_penalise(const struct gw_sampler_options *options, const float *
 	for (uint32_t i = 0; i < vocabulary; i++) {
 		float times = (float)counts[i];
 
-		out[i] = counts[i] == 0 ? logits[i]
-		                        : logits[i] - options->presence_penalty -
-		                              times * options->frequency_penalty;
+		out[i] = counts[i] == 0
+		             ? logits[i]
+		             : logits[i] - options->presence_penalty - times * options->frequency_penalty;
 	}
 }
 

@@ -19,7 +19,7 @@ struct gw_sampler_options {
 	uint32_t top_k;    /* 0: off */
 	float top_p;       /* 1: off */
 	uint64_t seed;
-	float min_p;       /* 0: off */
+	float min_p; /* 0: off */
 	/* Taken off the logit of each token that the answer has: once for every time, and once. */
 	float frequency_penalty, presence_penalty;
 };
@@ -35,11 +35,11 @@ enum kv_status gw_sampler_init(
     struct gw_sampler *sampler, const struct gw_sampler_options *options);
 
 /* Pick a token from logits[vocabulary], vocabulary > 0. scratch: gw_sampler_scratch_bytes, aligned
- * as kv_alloc does. Logits are divided by the temperature, tokens less than min_p times as likely as
- * the best are left out, then all but the top_k best, then all but the smallest set of at least
+ * as kv_alloc does. Logits are divided by the temperature, tokens less than min_p times as likely
+ * as the best are left out, then all but the top_k best, then all but the smallest set of at least
  * top_p of what is left (ties: the lowest id first), and one number is drawn from `random`; greedy
- * picks draw none. Penalties are not applied: gw_sampler_penalise. A NaN counts as minus infinity. Same state and logits: same
- * token. */
+ * picks draw none. Penalties are not applied: gw_sampler_penalise. A NaN counts as minus infinity.
+ * Same state and logits: same token. */
 size_t gw_sampler_scratch_bytes(uint32_t vocabulary);
 int32_t gw_sampler_pick(
     struct gw_sampler *sampler, const float *logits, uint32_t vocabulary, void *scratch);

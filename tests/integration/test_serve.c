@@ -251,7 +251,7 @@ static void refuses_what_is_wrong(void **state)
 	fails("POST", "/v1/completions", "{\"resume\":\"nobody\"}", 404, "nobody");
 	fails("POST", "/v1/completions", "{\"resume\":\"nobody\",\"stream\":true}", 404, "nobody");
 	fails("POST", "/v1/chat/completions", "{\"messages\":5}", 400, "messages");
-	fails("POST", "/v1/completions", "{\"prompt\":\"a\",\"logprobs\":2}", 400, "logprobs: 2");
+	fails("POST", "/v1/completions", "{\"prompt\":\"a\",\"logprobs\":21}", 400, "logprobs: 21");
 	fails("POST", "/v1/completions", "{\"prompt\":\"a\",\"foo\":3}", 400, "foo");
 	fails("POST", "/v1/chat/completions", "{\"messages\":[],\"tools\":[1]}", 400, "tools: [1]");
 	fails("POST", "/v1/completions", "{\"prompt\":\"a\",\"model\":\"b\"}", 404, "tiny_llama.gguf");

@@ -24,6 +24,27 @@ static json_t *a_report(void)
 	    "finish_reason", "stop", "prompt_tokens", 10, "prefix_hit_tokens", 4, "sequence", "seq");
 }
 
+static struct gw_choice_view a_choice(
+    const char *text, size_t length, enum gw_finish finish, const json_t *report)
+{
+	return (struct gw_choice_view){
+	    .text = text, .length = length, .finish = finish, .report = report};
+}
+
+static void put_whole(const struct gw_answer *answer, struct gw_choice_view choice)
+{
+	gw_answer_whole(&out, answer, &choice, 1, gw_answer_usage(&choice, 1));
+}
+
+/* The end of a stream of one choice. */
+static void put_last(const struct gw_answer *answer, enum gw_finish finish, const json_t *report)
+{
+	struct gw_choice_view choice = a_choice("", 0, finish, report);
+
+	gw_answer_last(&out, answer, &choice, answer->usage_event ? NULL : gw_answer_usage(&choice, 1));
+	gw_answer_end(&out, answer, answer->usage_event ? gw_answer_usage(&choice, 1) : NULL);
+}
+
 static json_t *parse(const char *text, size_t length)
 {
 	json_error_t error;
@@ -82,7 +103,7 @@ static void a_whole_answer(void **state)
 	const json_t *own;
 
 	(void)state;
-	gw_answer_whole(&out, &answer, text, 5, GW_FINISH_STOP, report);
+	put_whole(&answer, a_choice(text, 5, GW_FINISH_STOP, report));
 	assert_int_equal(kv_text_status(&out), KV_OK);
 	assert_null(strstr(kv_text(&out), "data:"));
 	/* The answer's NUL is escaped, and a reader has to allow it. */
@@ -114,7 +135,7 @@ static void a_whole_chat_answer(void **state)
 
 	(void)state;
 	answer.have_tokens = 2;
-	gw_answer_whole(&out, &answer, "hi", 2, GW_FINISH_LENGTH, report);
+	put_whole(&answer, a_choice("hi", 2, GW_FINISH_LENGTH, report));
 	object = parse(kv_text(&out), out.length);
 	text_is(object, "object", "chat.completion");
 	text_is(json_object_get(choice(object), "message"), "role", "assistant");
@@ -134,10 +155,12 @@ static void check_stream(int chat)
 	json_t *report = a_report(), *object;
 	const char *at;
 
-	gw_answer_first(&out, &answer, 10, 4);
+	struct gw_choice_view part = a_choice("a\nb", 3, GW_RUNNING, NULL);
+
+	gw_answer_first(&out, &answer, 0, 10, 4);
 	gw_answer_progress(&out, 3, 12);
-	gw_answer_text(&out, &answer, "a\nb", 3, 2);
-	gw_answer_last(&out, &answer, GW_FINISH_LENGTH, report);
+	gw_answer_text(&out, &answer, &part, 2);
+	put_last(&answer, GW_FINISH_LENGTH, report);
 	json_decref(report);
 	assert_int_equal(kv_text_status(&out), KV_OK);
 
@@ -184,7 +207,7 @@ static void usage_in_an_event_of_its_own(void **state)
 
 	(void)state;
 	answer.usage_event = 1;
-	gw_answer_last(&out, &answer, GW_FINISH_STOP, report);
+	put_last(&answer, GW_FINISH_STOP, report);
 	json_decref(report);
 	assert_int_equal(kv_text_status(&out), KV_OK);
 	object = event(kv_text(&out), &at);
@@ -197,6 +220,46 @@ static void usage_in_an_event_of_its_own(void **state)
 	check_usage(object);
 	json_decref(object);
 	assert_string_equal(at, "data: [DONE]\n\n");
+}
+
+/* Each choice has its own end; the prompt counts once. */
+static void two_choices(void **state)
+{
+	struct gw_answer answer = an_answer(1);
+	json_t *report = a_report(), *object;
+	struct gw_choice_view both[2] = {
+	    a_choice("one", 3, GW_FINISH_STOP, report), a_choice("two", 3, GW_FINISH_LENGTH, report)};
+	const json_t *choices, *own;
+	const char *at;
+
+	(void)state;
+	both[1].index = 1;
+	both[1].logprobs = json_pack("{s:[]}", "content");
+	gw_answer_whole(&out, &answer, both, 2, gw_answer_usage(both, 2));
+	object = parse(kv_text(&out), out.length);
+	choices = json_object_get(object, "choices");
+	assert_int_equal(json_array_size(choices), 2);
+	number_is(json_array_get(choices, 1), "index", 1);
+	text_is(json_array_get(choices, 0), "finish_reason", "stop");
+	text_is(json_array_get(choices, 1), "finish_reason", "length");
+	assert_true(json_is_null(json_object_get(json_array_get(choices, 0), "logprobs")));
+	assert_true(json_is_object(json_object_get(json_array_get(choices, 1), "logprobs")));
+	number_is(json_object_get(object, "usage"), "prompt_tokens", 10);
+	number_is(json_object_get(object, "usage"), "completion_tokens", 6);
+	own = json_object_get(json_object_get(object, "clusterkv"), "choices");
+	assert_int_equal(json_array_size(own), 2);
+	text_is(json_array_get(own, 1), "sequence", "seq");
+	json_decref(object);
+
+	kv_text_reset(&out);
+	both[1].logprobs = NULL;
+	gw_answer_last(&out, &answer, &both[1], NULL);
+	object = event(kv_text(&out), &at);
+	number_is(choice(object), "index", 1);
+	assert_null(json_object_get(object, "usage"));
+	assert_string_equal(at, "");
+	json_decref(object);
+	json_decref(report);
 }
 
 static void errors(void **state)
@@ -260,11 +323,13 @@ static void statuses(void **state)
 static void a_full_buffer_is_noticed(void **state)
 {
 	struct gw_answer answer = an_answer(0);
+	struct gw_choice_view part;
 	struct kv_text_buffer small;
 
 	(void)state;
 	kv_text_init(&small, kv_heap(), 20);
-	gw_answer_text(&small, &answer, "a", 1, 1);
+	part = a_choice("a", 1, GW_RUNNING, NULL);
+	gw_answer_text(&small, &answer, &part, 1);
 	assert_int_equal(kv_text_status(&small), KV_LIMIT);
 	kv_text_deinit(&small);
 }
@@ -291,6 +356,7 @@ int main(void)
 	    cmocka_unit_test_setup_teardown(a_stream, init_out, deinit_out),
 	    cmocka_unit_test_setup_teardown(a_chat_stream, init_out, deinit_out),
 	    cmocka_unit_test_setup_teardown(usage_in_an_event_of_its_own, init_out, deinit_out),
+	    cmocka_unit_test_setup_teardown(two_choices, init_out, deinit_out),
 	    cmocka_unit_test_setup_teardown(errors, init_out, deinit_out),
 	    cmocka_unit_test(statuses),
 	    cmocka_unit_test(a_full_buffer_is_noticed),

@@ -173,7 +173,7 @@ static void names_the_wrong_field(void **state)
 	    {"{\"prompt\":\"a\",\"logits_digest\":1}", "logits_digest"},
 	    {"{\"prompt\":\"a\",\"ignore_end\":1}", "ignore_end"},
 	    {"{\"prompt\":\"a\",\"have_tokens\":-1}", "have_tokens"},
-	    {"{\"prompt\":\"a\",\"n\":2}", "n:"},
+	    {"{\"prompt\":\"a\",\"n\":0}", "n:"},
 	    {"[1]", "object"},
 	    {"", "JSON"},
 	    {"{\"prompt\":\"a\"", "JSON"},
@@ -215,8 +215,7 @@ static const char *body_with(int chat, const char *name, const char *value)
 	static char body[512];
 
 	snprintf(body, sizeof body, "{%s,\"%s\":%s}",
-	    chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]"
-	         : "\"prompt\":\"hello\"",
+	    chat ? "\"messages\":[{\"role\":\"user\",\"content\":\"hello\"}]" : "\"prompt\":\"hello\"",
 	    name, value);
 	return body;
 }
@@ -278,19 +277,23 @@ static void refuses_fields_that_it_would_ignore(void **state)
 	    {0, "messages", "[]", "messages: is not a field of /v1/completions"},
 	    {1, "prompt", "\"a\"", "prompt: is not a field of /v1/chat/completions"},
 	    {0, "max_completion_tokens", "3", "max_completion_tokens"},
-	    {0, "logprobs", "2", "logprobs: 2"},
-	    {0, "logprobs", "0", "logprobs: 0"},
-	    {1, "logprobs", "true", "logprobs: true"},
-	    {1, "top_logprobs", "5", "top_logprobs: 5"},
+	    {0, "logprobs", "21", "logprobs: 21"},
+	    {0, "logprobs", "-1", "logprobs: -1"},
+	    {0, "logprobs", "true", "logprobs: must be an integer"},
+	    {1, "logprobs", "1", "logprobs: must be true or false"},
+	    {1, "top_logprobs", "5", "top_logprobs: goes with logprobs"},
+	    {1, "top_logprobs", "21", "top_logprobs: 21"},
 	    {0, "echo", "true", "echo: true"},
 	    {0, "best_of", "2", "best_of: 2"},
-	    {1, "n", "2", "n: 2"},
-	    {1, "n", "\"1\"", "n: \"1\""},
+	    {1, "n", "17", "n: 17"},
+	    {1, "n", "\"1\"", "n: must be an integer"},
+	    {1, "n", "1.5", "n: must be an integer"},
 	    {0, "suffix", "\"x\"", "suffix: \"x\""},
 	    {0, "logit_bias", "{\"5\":1}", "logit_bias: {\"5\":1}"},
-	    {1, "frequency_penalty", "0.5", "frequency_penalty: 0.5"},
-	    {1, "frequency_penalty", "false", "frequency_penalty: false"},
-	    {0, "presence_penalty", "-1", "presence_penalty: -1"},
+	    {1, "frequency_penalty", "2.5", "frequency_penalty 2.5"},
+	    {1, "frequency_penalty", "false", "frequency_penalty: must be a number"},
+	    {0, "presence_penalty", "-2.1", "presence_penalty -2.1"},
+	    {0, "min_p", "1.5", "min_p 1.5"},
 	    {1, "tools", "[{\"type\":\"function\"}]", "tools: [{"},
 	    {1, "tool_choice", "\"required\"", "tool_choice: \"required\""},
 	    {1, "response_format", "{\"type\":\"json_object\"}", "response_format: {"},
@@ -316,6 +319,38 @@ static void refuses_fields_that_it_would_ignore(void **state)
 	refused(0, body, KV_INVALID, "00... is not supported");
 	snprintf(body, sizeof body, "{\"prompt\":\"a\",\"%0200d\":1}", 0);
 	refused(0, body, KV_INVALID, "00...: is not a field");
+}
+
+static void takes_what_shapes_an_answer(void **state)
+{
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(parse(&request, "{\"prompt\":\"a\",\"n\":3,\"logprobs\":2,\"min_p\":0.25,"
+	                                 "\"frequency_penalty\":-0.5,\"presence_penalty\":2}"),
+	    KV_OK);
+	assert_int_equal(request.choices, 3);
+	assert_int_equal(request.logprobs, 1);
+	assert_int_equal(request.session.top_logprobs, 2);
+	assert_true(request.session.sampling.min_p == 0.25F);
+	assert_true(request.session.sampling.frequency_penalty == -0.5F);
+	assert_true(request.session.sampling.presence_penalty == 2.0F);
+	gw_http_request_deinit(&request);
+	/* 0 asks for the answer's own tokens, and no others. */
+	assert_int_equal(parse(&request, "{\"prompt\":\"a\",\"logprobs\":0}"), KV_OK);
+	assert_int_equal(request.logprobs, 1);
+	assert_int_equal(request.choices, 1);
+	gw_http_request_deinit(&request);
+	assert_int_equal(parse_as(&request, 1,
+	                     "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],"
+	                     "\"logprobs\":true,\"top_logprobs\":20}"),
+	    KV_OK);
+	assert_int_equal(request.logprobs, 1);
+	assert_int_equal(request.session.top_logprobs, 20);
+	gw_http_request_deinit(&request);
+	refused(0, "{\"prompt\":\"a\",\"n\":2,\"sequence\":\"s\"}", KV_INVALID, "leave sequence out");
+	refused(0, "{\"resume\":\"s\",\"n\":2}", KV_INVALID, "leave resume out");
+	refused(0, "{\"resume\":\"s\",\"logprobs\":2}", KV_INVALID, "logprobs");
 }
 
 static void messages_have_the_fields_of_answers(void **state)
@@ -492,6 +527,7 @@ int main(void)
 	    cmocka_unit_test(takes_a_list_with_one_prompt),
 	    cmocka_unit_test(only_the_served_model_is_found),
 	    cmocka_unit_test(takes_fields_that_change_nothing),
+	    cmocka_unit_test(takes_what_shapes_an_answer),
 	    cmocka_unit_test(refuses_fields_that_it_would_ignore),
 	    cmocka_unit_test(messages_have_the_fields_of_answers),
 	    cmocka_unit_test(refuses_what_does_not_fit),

@@ -227,7 +227,8 @@ static void test_refused_options(void **state)
 	    {.temperature = 1, .top_p = 1, .frequency_penalty = 2.1f},
 	    {.temperature = 1, .top_p = 1, .frequency_penalty = NAN},
 	    {.temperature = 1, .top_p = 1, .presence_penalty = -2.1f},
-	};	struct gw_sampler sampler = make(1, 5, 0.5f, 3), before = sampler;
+	};
+	struct gw_sampler sampler = make(1, 5, 0.5f, 3), before = sampler;
 	for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
 		kv_error_clear();
 		assert_int_equal(gw_sampler_init(&sampler, &bad[i]), KV_INVALID);
