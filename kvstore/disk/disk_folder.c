@@ -217,26 +217,61 @@ static enum kv_status read_units(int descriptor, const char *name, const struct 
 	return KV_OK;
 }
 
-enum kv_status kvs_disk_load(const struct kvs_disk_folder *folder, const struct kvs_disk_read *read)
+static enum kv_status open_to_read(
+    const struct kvs_disk_folder *folder, const char *name, int *descriptor)
 {
-	char name[KVS_DISK_NAME];
-	enum kv_status status;
-	int descriptor;
-
-	kvs_disk_name(read->key, name);
 	kv_fault_stop("disk.read");
 	if (kv_fault_fires("disk.error")) {
 		errno = EIO;
 		return file_failure("read", name);
 	}
-	descriptor =
+	*descriptor =
 	    openat(folder->descriptor, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
-	if (descriptor < 0)
-		return errno == ELOOP ? kv_fail(KV_CORRUPT, "it is a link") : file_failure("opened", name);
+	if (*descriptor >= 0) return KV_OK;
+	return errno == ELOOP ? kv_fail(KV_CORRUPT, "it is a link") : file_failure("opened", name);
+}
+
+enum kv_status kvs_disk_load(const struct kvs_disk_folder *folder, const struct kvs_disk_read *read)
+{
+	char name[KVS_DISK_NAME];
+	enum kv_status status;
+	int descriptor = -1;
+
+	kvs_disk_name(read->key, name);
+	KV_TRY(open_to_read(folder, name, &descriptor));
 	status = read_units(descriptor, name, read);
 	/* The order of use outlives a restart as the time of the file; that it may fail costs little.
 	 */
 	if (status == KV_OK) (void)futimens(descriptor, NULL);
+	close(descriptor);
+	return status;
+}
+
+static enum kv_status read_peek(int descriptor, const char *name, const struct kvs_disk_peek *peek)
+{
+	struct kvs_disk_header header;
+	struct stat facts;
+
+	if (fstat(descriptor, &facts) != 0) return file_failure("looked at", name);
+	if (!S_ISREG(facts.st_mode)) return kv_fail(KV_CORRUPT, "it is no regular file");
+	KV_TRY(read_all(descriptor, name, peek->front, peek->front_bytes, 0));
+	KV_TRY(
+	    kvs_disk_parse(peek->front, (size_t)peek->front_bytes, (uint64_t)facts.st_size, &header));
+	if (memcmp(header.key, peek->key, KVW_KEY_BYTES) != 0 || header.tokens != peek->tokens ||
+	    header.front_bytes != peek->front_bytes)
+		return kv_fail(KV_CORRUPT, "its header is that of another segment");
+	return kvs_disk_tokens(peek->front, (size_t)peek->front_bytes, &header, peek->token_ids);
+}
+
+enum kv_status kvs_disk_look(const struct kvs_disk_folder *folder, const struct kvs_disk_peek *peek)
+{
+	char name[KVS_DISK_NAME];
+	enum kv_status status;
+	int descriptor = -1;
+
+	kvs_disk_name(peek->key, name);
+	KV_TRY(open_to_read(folder, name, &descriptor));
+	status = read_peek(descriptor, name, peek);
 	close(descriptor);
 	return status;
 }

@@ -63,6 +63,19 @@ struct kvs_disk_read {
 enum kv_status kvs_disk_load(
     const struct kvs_disk_folder *folder, const struct kvs_disk_read *read);
 
+/* Read the front of a segment's file, `front_bytes` long, and of it the header and the token ids
+ * ([tokens]). KV_CORRUPT when it is another key's, has another number of tokens or another front.
+ */
+struct kvs_disk_peek {
+	const uint8_t *key;
+	uint8_t *front;
+	uint64_t front_bytes;
+	uint32_t tokens;
+	uint32_t *token_ids; /* [tokens], set */
+};
+enum kv_status kvs_disk_look(
+    const struct kvs_disk_folder *folder, const struct kvs_disk_peek *peek);
+
 /* ---- disk_scan.c: what is there ---- */
 
 struct kvs_disk_scan;
@@ -79,9 +92,10 @@ enum kvs_disk_kind {
 struct kvs_disk_found {
 	enum kvs_disk_kind kind;
 	char name[KVS_DISK_NAME];
-	uint8_t key[KVW_KEY_BYTES]; /* of a segment */
-	uint64_t bytes, used;       /* of a segment; used: nanoseconds since 1970 */
-	char why[128];              /* it is wrong or unread */
+	uint8_t key[KVW_KEY_BYTES];  /* of a segment */
+	struct kvs_disk_marks marks; /* of a segment */
+	uint64_t bytes, used;        /* of a segment; used: nanoseconds since 1970 */
+	char why[128];               /* it is wrong or unread */
 };
 
 enum kv_status kvs_disk_scan_begin(struct kv_allocator *allocator,

@@ -25,7 +25,9 @@ enum {
 	AT_TOKENS = 180,
 	AT_HAS_PARENT = 184,
 	AT_KEY = 188,
-	AT_PARENT_KEY = 220
+	AT_PARENT_KEY = 220,
+	AT_STEPS = 252,
+	AT_ALL = AT_STEPS + 4 * KVS_DISK_STEPS
 };
 
 static void store(uint8_t *place, uint64_t value, unsigned size)
@@ -74,8 +76,6 @@ enum kv_status kvs_disk_sizes(
 	    file_bytes);
 }
 
-/* ---- writing ---- */
-
 static void put_layout(const struct kvw_model_layout *layout, uint8_t *header)
 {
 	const uint32_t numbers[] = {layout->layers, layout->kv_heads, layout->head_dim, layout->kv_type,
@@ -85,6 +85,70 @@ static void put_layout(const struct kvw_model_layout *layout, uint8_t *header)
 		store(header + AT_LAYOUT + 4 * i, numbers[i], 4);
 	memcpy(header + AT_INDEX_DIGEST, layout->index_digest, sizeof layout->index_digest);
 }
+
+/* ---- marks ---- */
+
+/* Goes on from the checksum of the tokens before. */
+static uint32_t tokens_checksum(uint32_t checksum, const uint32_t *tokens, uint32_t count)
+{
+	uint8_t bytes[1024];
+
+	while (count > 0) {
+		const uint32_t some = count < sizeof bytes / 4 ? count : (uint32_t)(sizeof bytes / 4);
+
+		for (uint32_t i = 0; i < some; i++)
+			store(bytes + 4 * i, tokens[i], 4);
+		checksum = kv_crc32c(checksum, bytes, 4 * (size_t)some);
+		tokens += some;
+		count -= some;
+	}
+	return checksum;
+}
+
+static void put_marks(const uint32_t *tokens, uint32_t count, uint8_t *header)
+{
+	uint32_t checksum = 0, done = 0, length = KVS_DISK_FIRST_STEP;
+
+	for (uint32_t step = 0; step < KVS_DISK_STEPS && length <= count; step++, length *= 2) {
+		checksum = tokens_checksum(checksum, tokens + done, length - done);
+		done = length;
+		store(header + AT_STEPS + 4 * step, checksum, 4);
+	}
+	store(header + AT_ALL, tokens_checksum(checksum, tokens + done, count - done), 4);
+}
+
+static void get_marks(const uint8_t *header, struct kvs_disk_marks *marks)
+{
+	memset(marks, 0, sizeof *marks);
+	if (load32(header + AT_HAS_PARENT))
+		memcpy(marks->parent, header + AT_PARENT_KEY, KVW_KEY_BYTES);
+	else
+		store(marks->parent, kv_crc32c(0, header + AT_TENANT, AT_KIND - AT_TENANT), 4);
+	marks->kind = load32(header + AT_KIND);
+	marks->start = load32(header + AT_START);
+	marks->tokens = load32(header + AT_TOKENS);
+	for (uint32_t step = 0; step < KVS_DISK_STEPS; step++)
+		marks->steps[step] = load32(header + AT_STEPS + 4 * step);
+	marks->all = load32(header + AT_ALL);
+}
+
+uint32_t kvs_disk_common(const struct kvs_disk_marks *segment, const struct kvs_disk_marks *prompt,
+    const uint32_t *tokens)
+{
+	uint32_t common = 0, length = KVS_DISK_FIRST_STEP;
+	uint32_t limit = segment->tokens < prompt->tokens ? segment->tokens : prompt->tokens;
+
+	for (uint32_t step = 0; step < KVS_DISK_STEPS && length <= limit; step++, length *= 2) {
+		if (segment->steps[step] != prompt->steps[step]) return common;
+		common = length;
+	}
+	/* All steps are the same: are all tokens? */
+	if (segment->tokens == limit && tokens_checksum(0, tokens, limit) == segment->all)
+		common = limit;
+	return common;
+}
+
+/* ---- writing ---- */
 
 /* The header, all but its two checksums and its key. */
 static enum kv_status put_header(
@@ -109,6 +173,16 @@ static enum kv_status put_header(
 	store(header + AT_TOKENS, saved->tokens, 4);
 	store(header + AT_HAS_PARENT, parent_key != NULL, 4);
 	if (parent_key) memcpy(header + AT_PARENT_KEY, parent_key, KVW_KEY_BYTES);
+	put_marks(saved->token_ids, saved->tokens, header);
+	return KV_OK;
+}
+
+enum kv_status kvs_disk_marks(const struct kvs_saved *saved, struct kvs_disk_marks *marks)
+{
+	uint8_t header[KVS_DISK_HEADER];
+
+	KV_TRY(put_header(saved, saved->parent_key, header));
+	get_marks(header, marks);
 	return KV_OK;
 }
 
@@ -181,6 +255,7 @@ enum kv_status kvs_disk_parse(
 	parsed.front_bytes = load(bytes + AT_FRONT_BYTES, 8);
 	parsed.file_bytes = load(bytes + AT_FILE_BYTES, 8);
 	parsed.table_checksum = load32(bytes + AT_TABLE_CHECKSUM);
+	get_marks(bytes, &parsed.marks);
 	if (parsed.tenant[sizeof parsed.tenant - 1])
 		return kv_fail(KV_CORRUPT, "its tenant's name has no end");
 	if (sizes_of(&parsed.layout, parsed.kind, parsed.start, parsed.tokens, &front, &whole) != KV_OK)
@@ -215,5 +290,19 @@ enum kv_status kvs_disk_match(const uint8_t *front, size_t length,
 	}
 	for (uint32_t i = 0; i < wanted->layout.layers; i++)
 		checksums[i] = load32(table + 4 * ((size_t)wanted->tokens + i));
+	return KV_OK;
+}
+
+enum kv_status kvs_disk_tokens(
+    const uint8_t *front, size_t length, const struct kvs_disk_header *header, uint32_t *token_ids)
+{
+	const uint8_t *table = front + KVS_DISK_HEADER;
+	const size_t words = (size_t)header->tokens + header->layout.layers;
+
+	if (length < header->front_bytes) return kv_fail(KV_CORRUPT, "its front is cut off");
+	if (kv_crc32c(0, table, 4 * words) != header->table_checksum)
+		return kv_fail(KV_CORRUPT, "its table is damaged: the checksum differs");
+	for (uint32_t i = 0; i < header->tokens; i++)
+		token_ids[i] = load32(table + 4 * (size_t)i);
 	return KV_OK;
 }

@@ -8,16 +8,27 @@
 #include "common/collect/hash_map.h"
 #include "common/collect/list.h"
 
+/* How many of a family a search goes through. */
+enum { FAMILY_LOOKED_AT = 4096 };
+
+/* Files with one parent. */
+struct family {
+	struct kv_list members; /* the last to have been used first */
+	uint8_t parent[KVW_KEY_BYTES];
+};
+
 struct entry {
-	struct kv_list node;
+	struct kv_list node, sibling;
+	struct family *family;
 	uint8_t key[KVW_KEY_BYTES];
+	struct kvs_disk_marks marks;
 	uint64_t bytes, used;
 };
 
 struct kvs_disk_index {
 	struct kv_allocator *allocator;
-	struct kv_hash_map *entries;
-	struct kv_list order; /* the longest unused first */
+	struct kv_hash_map *entries, *families; /* by key, by parent */
+	struct kv_list order;                   /* the longest unused first */
 	uint64_t bytes;
 	uint32_t count, capacity;
 };
@@ -44,7 +55,11 @@ enum kv_status kvs_disk_index_create(
 	kv_list_init(&made->order);
 	status =
 	    kv_hash_map_create(allocator, capacity, KVW_KEY_BYTES, kv_random_entropy(), &made->entries);
+	if (status == KV_OK)
+		status = kv_hash_map_create(
+		    allocator, capacity, KVW_KEY_BYTES, kv_random_entropy(), &made->families);
 	if (status != KV_OK) {
+		kv_hash_map_destroy(made->entries);
 		kv_free(allocator, made);
 		return status;
 	}
@@ -52,8 +67,77 @@ enum kv_status kvs_disk_index_create(
 	return KV_OK;
 }
 
+/* ---- families ---- */
+
+static struct family *find_family(const struct kvs_disk_index *index, const uint8_t *parent)
+{
+	return (struct family *)kv_hash_map_find_pointer(index->families, parent);
+}
+
+static enum kv_status join_family(struct kvs_disk_index *index, struct entry *entry)
+{
+	struct family *family = find_family(index, entry->marks.parent);
+	enum kv_status status;
+
+	if (!family) {
+		family = kv_alloc_zero(index->allocator, sizeof *family);
+		if (!family) return KV_NO_MEMORY;
+		kv_list_init(&family->members);
+		memcpy(family->parent, entry->marks.parent, sizeof family->parent);
+		status = kv_hash_map_insert(index->families, family->parent, kv_hash_pointer(family));
+		if (status != KV_OK) {
+			kv_free(index->allocator, family);
+			return status;
+		}
+	}
+	entry->family = family;
+	kv_list_push_front(&family->members, &entry->sibling);
+	return KV_OK;
+}
+
+static void leave_family(struct kvs_disk_index *index, struct entry *entry)
+{
+	struct family *family = entry->family;
+
+	kv_list_remove(&entry->sibling);
+	if (kv_list_first(&family->members)) return;
+	kv_hash_map_remove(index->families, family->parent, NULL);
+	kv_free(index->allocator, family);
+}
+
+uint32_t kvs_disk_index_closest(const struct kvs_disk_index *index,
+    const struct kvs_disk_marks *prompt, const uint32_t *tokens, uint8_t key[KVW_KEY_BYTES],
+    struct kvs_disk_marks *marks)
+{
+	const struct family *family = find_family(index, prompt->parent);
+	const struct entry *closest = NULL;
+	uint32_t most = 0, looked_at = 0;
+	struct kv_list *node;
+
+	if (!family) return 0;
+	KV_LIST_EACH(node, &family->members)
+	{
+		const struct entry *entry = KV_CONTAINER_OF(node, struct entry, sibling);
+		uint32_t common;
+
+		if (looked_at++ == FAMILY_LOOKED_AT) break;
+		if (entry->marks.start != prompt->start) continue;
+		common = kvs_disk_common(&entry->marks, prompt, tokens);
+		if (common <= most) continue;
+		most = common;
+		closest = entry;
+	}
+	if (!closest) return 0;
+	memcpy(key, closest->key, KVW_KEY_BYTES);
+	*marks = closest->marks;
+	return most;
+}
+
+/* ---- files ---- */
+
 static void drop(struct kvs_disk_index *index, struct entry *entry)
 {
+	leave_family(index, entry);
 	kv_hash_map_remove(index->entries, entry->key, NULL);
 	kv_list_remove(&entry->node);
 	index->bytes -= entry->bytes;
@@ -74,11 +158,12 @@ void kvs_disk_index_destroy(struct kvs_disk_index *index)
 	if (!index) return;
 	kvs_disk_index_clear(index);
 	kv_hash_map_destroy(index->entries);
+	kv_hash_map_destroy(index->families);
 	kv_free(index->allocator, index);
 }
 
-enum kv_status kvs_disk_index_add(
-    struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES], uint64_t bytes, uint64_t used)
+enum kv_status kvs_disk_index_add(struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES],
+    const struct kvs_disk_marks *marks, uint64_t bytes, uint64_t used)
 {
 	struct entry *entry;
 	enum kv_status status;
@@ -89,10 +174,17 @@ enum kv_status kvs_disk_index_add(
 	entry = kv_alloc_zero(index->allocator, sizeof *entry);
 	if (!entry) return KV_NO_MEMORY;
 	memcpy(entry->key, key, sizeof entry->key);
+	entry->marks = *marks;
 	entry->bytes = bytes;
 	entry->used = used;
+	status = join_family(index, entry);
+	if (status != KV_OK) {
+		kv_free(index->allocator, entry);
+		return status;
+	}
 	status = kv_hash_map_insert(index->entries, entry->key, kv_hash_pointer(entry));
 	if (status != KV_OK) {
+		leave_family(index, entry);
 		kv_free(index->allocator, entry);
 		return status;
 	}
@@ -119,7 +211,10 @@ void kvs_disk_index_touch(struct kvs_disk_index *index, const uint8_t key[KVW_KE
 {
 	struct entry *entry = find(index, key);
 
-	if (entry) kv_list_move_back(&index->order, &entry->node);
+	if (!entry) return;
+	kv_list_move_back(&index->order, &entry->node);
+	kv_list_remove(&entry->sibling);
+	kv_list_push_front(&entry->family->members, &entry->sibling);
 }
 
 bool kvs_disk_index_remove(struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES])

@@ -9,6 +9,7 @@
 
 #include "common/base/status.h"
 #include "common/memory/allocator.h"
+#include "kvstore/disk/disk_format.h"
 #include "proto/wire_layout.h"
 
 #ifdef __cplusplus
@@ -24,8 +25,8 @@ void kvs_disk_index_destroy(struct kvs_disk_index *index); /* NULL is allowed */
 
 /* A file of so many bytes, the last one to have been used. `used` is when it was used, in whatever
  * unit, for kvs_disk_index_sort. KV_EXISTS, KV_LIMIT (full), KV_NO_MEMORY. */
-enum kv_status kvs_disk_index_add(
-    struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES], uint64_t bytes, uint64_t used);
+enum kv_status kvs_disk_index_add(struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES],
+    const struct kvs_disk_marks *marks, uint64_t bytes, uint64_t used);
 bool kvs_disk_index_has(const struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES]);
 /* The bytes of its file, 0 when there is none. */
 uint64_t kvs_disk_index_bytes_of(
@@ -38,6 +39,13 @@ bool kvs_disk_index_take_oldest(struct kvs_disk_index *index, uint8_t key[KVW_KE
 void kvs_disk_index_clear(struct kvs_disk_index *index);
 /* Put those that were added with an earlier `used` before the others. */
 enum kv_status kvs_disk_index_sort(struct kvs_disk_index *index);
+
+/* Of the files with the same parent and start as the rest of a prompt, that which has the most
+ * tokens in common with it, by kvs_disk_common; of several the last to have been used. How many
+ * those are, 0: none (then nothing else is set). Some of very many are not looked at. */
+uint32_t kvs_disk_index_closest(const struct kvs_disk_index *index,
+    const struct kvs_disk_marks *prompt, const uint32_t *tokens, uint8_t key[KVW_KEY_BYTES],
+    struct kvs_disk_marks *marks);
 
 uint64_t kvs_disk_index_bytes(const struct kvs_disk_index *index);
 uint32_t kvs_disk_index_count(const struct kvs_disk_index *index);

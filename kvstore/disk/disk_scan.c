@@ -83,6 +83,7 @@ static enum kv_status check_segment(int descriptor, struct kvs_disk_found *found
 	KV_TRY(kvs_disk_parse(bytes, sizeof bytes, (uint64_t)facts.st_size, &header));
 	if (memcmp(header.key, found->key, sizeof found->key) != 0)
 		return kv_fail(KV_CORRUPT, "its name is that of another segment");
+	found->marks = header.marks;
 	found->bytes = header.file_bytes;
 	found->used =
 	    (uint64_t)facts.st_mtim.tv_sec * UINT64_C(1000000000) + (uint64_t)facts.st_mtim.tv_nsec;

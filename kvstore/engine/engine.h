@@ -429,22 +429,44 @@ void kvs_segment_unpin(struct kvs_engine *engine, uint64_t segment_id);
 enum kv_status kvs_segment_saved(
     const struct kvs_engine *engine, uint64_t segment_id, struct kvs_saved *saved);
 
-/* The key of a prompt's cut `index`, when `parent_key` is that of the cut before it (NULL for the
- * first one), and what is stored under it (0: nothing). Of the request only prompt and cuts are
- * looked at. */
-enum kv_status kvs_prompt_key(struct kvs_engine *engine, uint32_t peer,
-    const struct kvs_open_request *request, uint32_t index, const uint8_t *parent_key,
-    uint8_t key[KVW_KEY_BYTES], uint64_t *segment_id);
+/* An exact segment of a peer's model that may be stored elsewhere. */
+struct kvs_wanted {
+	uint32_t start, tokens;
+	enum kvw_segment_kind kind;
+	const uint32_t *token_ids; /* [tokens] */
+};
+
+/* Cut `index` of a prompt; of the request only prompt and cuts are looked at. KV_INVALID when it
+ * has none that could be stored. */
+enum kv_status kvs_wanted_cut(
+    const struct kvs_open_request *request, uint32_t index, struct kvs_wanted *wanted);
+/* Its key below a parent's key (NULL: none), and what is stored under it (0: nothing). */
+enum kv_status kvs_wanted_key(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_wanted *wanted, const uint8_t *parent_key, uint8_t key[KVW_KEY_BYTES],
+    uint64_t *segment_id);
+/* It as it would be saved, but for key, checksums and units. */
+enum kv_status kvs_wanted_show(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_wanted *wanted, const uint8_t *parent_key, struct kvs_saved *saved);
+
+struct kvs_child {
+	uint64_t id; /* 0: none */
+	uint32_t tokens, common;
+	uint8_t key[KVW_KEY_BYTES];
+};
+/* Of the exact segments right below `parent` (0: the first ones) that which has the most leading
+ * tokens in common with the prompt. */
+enum kv_status kvs_prompt_child(struct kvs_engine *engine, uint32_t peer, uint64_t parent,
+    const uint32_t *prompt, uint32_t prompt_tokens, struct kvs_child *child);
 
 /* What is stored under a key, 0: nothing. */
 uint64_t kvs_segment_of_key(const struct kvs_engine *engine, const uint8_t key[KVW_KEY_BYTES]);
 
-/* Reserve memory for a cut of the peer's prompt that is stored elsewhere, below `parent` (the id
- * of the cut before it, which must be stored; 0 for the first one), by the rules of kvs_reserve.
- * It belongs to nobody's sequence and outlives the peer; the caller fills its units, and finishes
- * exactly once. The parent is pinned until then. `saved` shows it without checksums. */
+/* Reserve memory for a segment that is stored elsewhere, below `parent` (an id, which must be
+ * stored and end where it starts; 0: none), by the rules of kvs_reserve. It belongs to nobody's
+ * sequence and outlives the peer; the caller fills its units, and finishes exactly once. The parent
+ * is pinned until then. `saved` shows it without checksums. */
 enum kv_status kvs_load_begin(struct kvs_engine *engine, uint32_t peer,
-    const struct kvs_open_request *request, uint32_t index, uint64_t parent, uint64_t *segment_id);
+    const struct kvs_wanted *wanted, uint64_t parent, uint64_t *segment_id);
 void kvs_load_show(const struct kvs_engine *engine, uint64_t segment_id, struct kvs_saved *saved);
 /* KV_OK: the bytes are right by these checksums ([layers]), make it visible; nobody uses it yet.
  * Returns the id under which it is stored, which is another one when somebody was faster. With any

@@ -262,6 +262,10 @@ void kvs_segment_key(const struct kvs_root *root, const struct kvs_new_segment *
  * The list of the first one has as many of the leading cuts already. */
 enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *sequence);
 enum kv_status kvs_prefix_pieces(struct kvs_engine *engine, struct kvs_sequence *sequence);
+/* The exact one right below `parent` (NULL: the root) that shares the most leading tokens with the
+ * prompt; NULL when none shares any. */
+struct kvs_segment *kvs_prefix_child(struct kvs_root *root, struct kvs_segment *parent,
+    const uint32_t *prompt, uint32_t prompt_tokens, uint32_t *common);
 
 /* sequence.c */
 /* KV_LIMIT when the open sequences of the peer's tenant may not have so many token ids more. */

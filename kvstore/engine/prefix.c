@@ -54,17 +54,36 @@ enum kv_status kvs_prefix_share(struct kvs_engine *engine, struct kvs_sequence *
 	return KV_OK;
 }
 
+/* Leading tokens of a segment that the prompt has, too; an approximate one is no prompt's. */
 static uint32_t common_tokens(
-    const struct kvs_sequence *sequence, const struct kvs_segment *segment)
+    const uint32_t *prompt, uint32_t prompt_tokens, const struct kvs_segment *segment)
 {
-	const uint32_t *prompt = sequence->tokens + segment->start;
-	const uint32_t left = sequence->prompt_tokens - segment->start;
-	const uint32_t limit = left < segment->tokens ? left : segment->tokens;
-	uint32_t common = 0;
+	uint32_t limit, common = 0;
 
-	while (common < limit && prompt[common] == segment->token_ids[common])
+	if (segment->provenance != KVW_EXACT || segment->start >= prompt_tokens) return 0;
+	limit = prompt_tokens - segment->start;
+	if (limit > segment->tokens) limit = segment->tokens;
+	while (common < limit && prompt[segment->start + common] == segment->token_ids[common])
 		common++;
 	return common;
+}
+
+struct kvs_segment *kvs_prefix_child(struct kvs_root *root, struct kvs_segment *parent,
+    const uint32_t *prompt, uint32_t prompt_tokens, uint32_t *common)
+{
+	struct kv_list *children = children_of(root, parent), *node;
+	struct kvs_segment *closest = NULL;
+
+	*common = 0;
+	KV_LIST_EACH(node, children)
+	{
+		const uint32_t shared = common_tokens(prompt, prompt_tokens, child_at(node));
+
+		if (shared <= *common) continue;
+		*common = shared;
+		closest = child_at(node);
+	}
+	return closest;
 }
 
 /* The exact segment below `top` through which the prompt's match reaches farthest. Segments that
@@ -88,8 +107,7 @@ static struct kvs_segment *deepest_match(struct kvs_engine *engine,
 			struct kvs_segment *child = child_at(node);
 			uint32_t end;
 
-			if (child->provenance != KVW_EXACT || child->start >= sequence->prompt_tokens) continue;
-			end = child->start + common_tokens(sequence, child);
+			end = child->start + common_tokens(sequence->tokens, sequence->prompt_tokens, child);
 			if (end > *reached) {
 				*reached = end;
 				deepest = child;

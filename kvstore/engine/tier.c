@@ -63,9 +63,8 @@ enum kv_status kvs_segment_saved(
 
 /* ---- loads ---- */
 
-/* Cut `index` of the prompt, checked by itself. */
-static enum kv_status cut_shape(
-    const struct kvs_open_request *request, uint32_t index, struct kvs_new_segment *shape)
+enum kv_status kvs_wanted_cut(
+    const struct kvs_open_request *request, uint32_t index, struct kvs_wanted *wanted)
 {
 	const struct kvs_cut *cut;
 	uint32_t start;
@@ -78,8 +77,24 @@ static enum kv_status cut_shape(
 	    cut->end > KVW_MAX_SEQUENCE_TOKENS || cut->end - start > KVW_MAX_SEGMENT_TOKENS ||
 	    (cut->kind != KVW_CLUSTERED && cut->kind != KVW_PLAIN))
 		return kv_fail(KV_INVALID, "the prompt has no cut %u that could be stored", index);
-	*shape = (struct kvs_new_segment){
-	    .start = start, .tokens = cut->end - start, .kind = cut->kind, .provenance = KVW_EXACT};
+	*wanted = (struct kvs_wanted){.start = start,
+	    .tokens = cut->end - start,
+	    .kind = cut->kind,
+	    .token_ids = request->prompt + start};
+	return KV_OK;
+}
+
+static enum kv_status shape_of(const struct kvs_wanted *wanted, struct kvs_new_segment *shape)
+{
+	if (wanted->tokens == 0 || wanted->tokens > KVW_MAX_SEGMENT_TOKENS ||
+	    wanted->start > KVW_MAX_SEQUENCE_TOKENS - wanted->tokens ||
+	    (wanted->kind != KVW_CLUSTERED && wanted->kind != KVW_PLAIN))
+		return kv_fail(KV_INVALID, "no segment of %u tokens at %u could be stored", wanted->tokens,
+		    wanted->start);
+	*shape = (struct kvs_new_segment){.start = wanted->start,
+	    .tokens = wanted->tokens,
+	    .kind = wanted->kind,
+	    .provenance = KVW_EXACT};
 	return KV_OK;
 }
 
@@ -93,17 +108,57 @@ static enum kv_status root_of_peer(struct kvs_engine *engine, uint32_t peer, str
 	return KV_OK;
 }
 
-enum kv_status kvs_prompt_key(struct kvs_engine *engine, uint32_t peer,
-    const struct kvs_open_request *request, uint32_t index, const uint8_t *parent_key,
-    uint8_t key[KVW_KEY_BYTES], uint64_t *segment_id)
+enum kv_status kvs_wanted_key(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_wanted *wanted, const uint8_t *parent_key, uint8_t key[KVW_KEY_BYTES],
+    uint64_t *segment_id)
 {
 	struct kvs_new_segment shape;
 	struct kvs_root *root = NULL;
 
 	KV_TRY(root_of_peer(engine, peer, &root));
-	KV_TRY(cut_shape(request, index, &shape));
-	kvs_segment_key(root, &shape, parent_key, NULL, request->prompt + shape.start, key);
+	KV_TRY(shape_of(wanted, &shape));
+	kvs_segment_key(root, &shape, parent_key, NULL, wanted->token_ids, key);
 	*segment_id = kvs_segment_of_key(engine, key);
+	return KV_OK;
+}
+
+enum kv_status kvs_wanted_show(struct kvs_engine *engine, uint32_t peer,
+    const struct kvs_wanted *wanted, const uint8_t *parent_key, struct kvs_saved *saved)
+{
+	struct kvs_root *root = NULL;
+
+	KV_TRY(root_of_peer(engine, peer, &root));
+	*saved = (struct kvs_saved){.tenant = root->tenant,
+	    .model_name = root->model->name,
+	    .model_id = root->model->id,
+	    .layout = root->model->layout,
+	    .start = wanted->start,
+	    .tokens = wanted->tokens,
+	    .layers = root->model->layout.layers,
+	    .kind = wanted->kind,
+	    .token_ids = wanted->token_ids,
+	    .parent_key = parent_key};
+	return KV_OK;
+}
+
+enum kv_status kvs_prompt_child(struct kvs_engine *engine, uint32_t peer, uint64_t parent,
+    const uint32_t *prompt, uint32_t prompt_tokens, struct kvs_child *child)
+{
+	struct kvs_segment *before = NULL, *closest;
+	struct kvs_root *root = NULL;
+	uint32_t common = 0;
+
+	KV_TRY(root_of_peer(engine, peer, &root));
+	if (parent) KV_TRY(find_stored(engine, parent, &before));
+	if (before && before->root != root)
+		return kv_fail(KV_INVALID, "segment %" PRIu64 " is of another model or tenant", parent);
+	memset(child, 0, sizeof *child);
+	closest = kvs_prefix_child(root, before, prompt, prompt_tokens, &common);
+	if (!closest) return KV_OK;
+	child->id = closest->id;
+	child->tokens = closest->tokens;
+	child->common = common;
+	memcpy(child->key, closest->key, sizeof child->key);
 	return KV_OK;
 }
 
@@ -142,7 +197,7 @@ static enum kv_status load(struct kvs_engine *engine, struct kvs_root *root,
 }
 
 enum kv_status kvs_load_begin(struct kvs_engine *engine, uint32_t peer,
-    const struct kvs_open_request *request, uint32_t index, uint64_t parent, uint64_t *segment_id)
+    const struct kvs_wanted *wanted, uint64_t parent, uint64_t *segment_id)
 {
 	struct kvs_segment *before = NULL, *segment = NULL;
 	struct kvs_new_segment shape;
@@ -150,14 +205,15 @@ enum kv_status kvs_load_begin(struct kvs_engine *engine, uint32_t peer,
 	enum kv_status status;
 
 	KV_TRY(root_of_peer(engine, peer, &root));
-	KV_TRY(cut_shape(request, index, &shape));
+	KV_TRY(shape_of(wanted, &shape));
 	if (parent) KV_TRY(find_stored(engine, parent, &before));
 	if (before ? before->root != root || before->start + before->tokens != shape.start
 	           : shape.start != 0)
-		return kv_fail(KV_INVALID, "cut %u does not follow segment %" PRIu64, index, parent);
+		return kv_fail(
+		    KV_INVALID, "a segment at %u does not follow segment %" PRIu64, shape.start, parent);
 	/* Making room must not take what it is to hang on. */
 	if (before) pin(engine, before);
-	status = load(engine, root, &shape, request->prompt + shape.start, &segment);
+	status = load(engine, root, &shape, wanted->token_ids, &segment);
 	if (status != KV_OK) {
 		if (before) unpin(engine, before);
 		return status;

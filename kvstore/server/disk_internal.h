@@ -19,6 +19,7 @@ enum {
 	KVS_DISK_VICTIMS = 64,   /* files that make room for one */
 	KVS_DISK_READERS = 2,
 	KVS_DISK_LOADS = 32,     /* prompts that wait for segments at a time */
+	KVS_DISK_WORTH = 8,      /* a piece is read for this part of its tokens at least */
 	KVS_DISK_AGAIN_MS = 500, /* after a failure; twice as long after each further one */
 	KVS_DISK_LATER_MS = 32000,
 	KVS_DISK_FULL_MS = 60000,

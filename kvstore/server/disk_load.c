@@ -2,9 +2,14 @@
  * memory again, or its time is up; then it is opened with what is there. So does a sequence that is
  * resumed, for what was evicted of its prompt.
  *
- * What a load has, besides the peer and the message that wait: the anchor, the last cut that is in
- * memory, pinned so that making room for the next one does not take it; and the segment that a pool
- * thread reads into memory of its own. That outlives the peer, and the deadline. */
+ * Behind the last cut that there is come pieces: segments of other prompts that begin as the rest
+ * of this one does. Marks tell which file has the most of it; only its tokens say how much, so its
+ * front is read first. One that is the prompt's as a whole may have others behind it. Each time the
+ * closest one is taken; where another way would have led farther, that costs reuse only.
+ *
+ * What a load has, besides the peer and the message that wait: the anchor, the last segment that is
+ * in memory, pinned so that making room for the next one does not take it; and the segment that a
+ * pool thread reads into memory of its own. That outlives the peer, and the deadline. */
 #include <stdio.h>
 #include <string.h>
 
@@ -26,14 +31,22 @@ struct kvs_load {
 	uint64_t anchor;                /* 0: none */
 	uint64_t waits_for;             /* bytes of memory that are to be made first */
 	uint64_t deadline_ms;
+	bool cuts_only;   /* no pieces: nobody could use them */
+	bool piece;       /* what `target` says is one */
+	bool last;        /* and nothing comes behind it */
+	uint32_t reached; /* tokens of the prompt that are in memory, up to the anchor */
+	uint8_t anchor_key[KVW_KEY_BYTES]; /* if anything was reached */
+	bool busy;                         /* a job is under way */
+	struct kvs_wanted target;          /* what is to be read, with its key; of a piece token_ids */
+	uint32_t *piece_tokens;
 	uint64_t segment;           /* that is being read, 0: none */
-	uint8_t key[KVW_KEY_BYTES]; /* of it */
+	uint8_t key[KVW_KEY_BYTES]; /* of the target */
 	struct kvs_saved wanted;
 	uint8_t *units[KVW_MAX_LAYERS];
 	uint64_t unit_bytes[KVW_MAX_LAYERS];
 	uint32_t checksums[KVW_MAX_LAYERS];
 	uint8_t *front;
-	uint64_t file_bytes;
+	uint64_t front_bytes, file_bytes;
 	bool keep_bad;
 	enum kv_status status;
 	char text[KVS_DISK_TEXT];
@@ -51,6 +64,31 @@ static struct kvs_engine *engine_of(const struct kvs_load *load)
 
 /* ---- on a pool thread ---- */
 
+/* After a failure: keep the reason, put aside what is damaged. */
+static void note_failure(struct kvs_load *load)
+{
+	char name[KVS_DISK_NAME];
+
+	if (load->status == KV_OK) return;
+	snprintf(load->text, sizeof load->text, "%s", kv_error_message());
+	if (load->status != KV_CORRUPT) return;
+	kvs_disk_name(load->key, name);
+	(void)kvs_disk_set_aside(&load->disk->folder, name, load->keep_bad);
+}
+
+static void read_tokens(void *context)
+{
+	struct kvs_load *load = context;
+	const struct kvs_disk_peek peek = {.key = load->key,
+	    .front = load->front,
+	    .front_bytes = load->front_bytes,
+	    .tokens = load->target.tokens,
+	    .token_ids = load->piece_tokens};
+
+	load->status = kvs_disk_look(&load->disk->folder, &peek);
+	note_failure(load);
+}
+
 static void read_segment(void *context)
 {
 	struct kvs_load *load = context;
@@ -62,14 +100,7 @@ static void read_segment(void *context)
 	    .front = load->front};
 
 	load->status = kvs_disk_load(&load->disk->folder, &read);
-	if (load->status == KV_OK) return;
-	snprintf(load->text, sizeof load->text, "%s", kv_error_message());
-	if (load->status == KV_CORRUPT) {
-		char name[KVS_DISK_NAME];
-
-		kvs_disk_name(load->key, name);
-		(void)kvs_disk_set_aside(&load->disk->folder, name, load->keep_bad);
-	}
+	note_failure(load);
 }
 
 /* ---- the anchor ---- */
@@ -83,15 +114,33 @@ static void drop_anchor(struct kvs_load *load)
 	kvs_growth_start(load->disk->server);
 }
 
-/* The next cut is in memory, under this id: go on behind it. */
-static bool move_anchor(struct kvs_load *load, uint64_t id)
+/* A segment of so many tokens that are the prompt's is in memory, under this id: go on behind it.
+ */
+static bool move_anchor(
+    struct kvs_load *load, uint64_t id, const uint8_t key[KVW_KEY_BYTES], uint32_t tokens)
 {
 	if (kvs_segment_pin(engine_of(load), id) != KV_OK) return false;
 	load->disk->pins++;
 	drop_anchor(load);
 	load->anchor = id;
-	load->next++;
+	load->reached += tokens;
+	memcpy(load->anchor_key, key, sizeof load->anchor_key);
 	return true;
+}
+
+static const uint8_t *parent_key(const struct kvs_load *load)
+{
+	return load->reached ? load->anchor_key : NULL;
+}
+
+/* What was to be had is there: False when nothing can follow. */
+static bool reach_target(struct kvs_load *load, uint64_t id)
+{
+	const bool last = load->piece && load->last;
+
+	if (!load->piece) load->next++;
+	load->piece = false;
+	return move_anchor(load, id, load->key, load->target.tokens) && !last;
 }
 
 /* ---- one segment after the other ---- */
@@ -101,6 +150,7 @@ static void free_load(struct kvs_load *load)
 	struct kv_allocator *allocator = load->disk->server->allocator;
 
 	kv_free(allocator, load->front);
+	kv_free(allocator, load->piece_tokens);
 	kv_free(allocator, load->keys);
 	kv_free(allocator, load->cuts);
 	kv_free(allocator, load->prompt);
@@ -122,7 +172,7 @@ static void serve(struct kvs_load *load)
 
 static void end_load(struct kvs_load *load)
 {
-	KV_CHECK(!load->segment);
+	KV_CHECK(!load->busy);
 	kv_list_remove(&load->node);
 	load->disk->load_count--;
 	serve(load);
@@ -131,33 +181,47 @@ static void end_load(struct kvs_load *load)
 }
 
 static void segment_read(void *context);
+static void tokens_read(void *context);
 
-/* Ask for the memory, and start to read. False: that was all. */
-static bool start_reading(struct kvs_load *load)
+/* A pool thread reads for it. False: there is none. */
+static bool start_job(struct kvs_load *load, kv_loop_callback work, kv_loop_callback done)
 {
 	struct kvs_disk *disk = load->disk;
-	struct kv_allocator *allocator = disk->server->allocator;
-	uint64_t front_bytes = 0;
 
-	if (kvs_load_begin(engine_of(load), load->peer->slot, &load->open, load->next, load->anchor,
+	load->keep_bad = disk->kept_bad < KVS_DISK_KEPT_BAD;
+	if (!load->front || kvs_disk_job(disk, work, done, load) != KV_OK) return false;
+	disk->readers++;
+	load->busy = true;
+	return true;
+}
+
+/* Memory for the front of a segment. */
+static void make_front(struct kvs_load *load, const struct kvs_saved *saved)
+{
+	struct kv_allocator *allocator = load->disk->server->allocator;
+	const enum kv_status status = kvs_disk_sizes(saved, &load->front_bytes, &load->file_bytes);
+
+	kv_free(allocator, load->front);
+	load->front = status == KV_OK ? kv_alloc(allocator, (size_t)load->front_bytes) : NULL;
+}
+
+/* Ask for the memory, and start to read the target. False: that was all. */
+static bool start_reading(struct kvs_load *load)
+{
+	if (kvs_load_begin(engine_of(load), load->peer->slot, &load->target, load->anchor,
 	        &load->segment) != KV_OK) {
 		kv_debug(KVS_MODULE, "disk tier: not loaded: %s", kv_error_message());
 		load->segment = 0;
 		return false;
 	}
 	kvs_load_show(engine_of(load), load->segment, &load->wanted);
-	memcpy(load->key, load->keys[load->next], sizeof load->key);
 	for (uint32_t layer = 0; layer < load->wanted.layers; layer++) {
 		load->units[layer] = kvs_unit_memory(engine_of(load), &load->wanted.units[layer]);
 		load->unit_bytes[layer] = load->wanted.units[layer].bytes;
 	}
-	load->status = kvs_disk_sizes(&load->wanted, &front_bytes, &load->file_bytes);
-	kv_free(allocator, load->front);
-	load->front = load->status == KV_OK ? kv_alloc(allocator, (size_t)front_bytes) : NULL;
-	load->keep_bad = disk->kept_bad < KVS_DISK_KEPT_BAD;
-	if (load->front && kvs_disk_job(disk, read_segment, segment_read, load) == KV_OK) {
-		disk->readers++;
-		disk->pins++;
+	make_front(load, &load->wanted);
+	if (start_job(load, read_segment, segment_read)) {
+		load->disk->pins++;
 		return true;
 	}
 	kvs_load_finish(engine_of(load), load->segment, KV_NO_MEMORY, NULL);
@@ -165,7 +229,7 @@ static bool start_reading(struct kvs_load *load)
 	return false;
 }
 
-/* Is this key being read for another prompt? */
+/* Is the target being read for another prompt? */
 static bool read_by_another(const struct kvs_load *load)
 {
 	const struct kv_list *node;
@@ -174,32 +238,20 @@ static bool read_by_another(const struct kvs_load *load)
 	{
 		const struct kvs_load *other = load_at((struct kv_list *)(uintptr_t)node);
 
-		if (other != load && other->segment &&
-		    memcmp(other->key, load->keys[load->next], KVW_KEY_BYTES) == 0)
+		if (other != load && other->segment && memcmp(other->key, load->key, KVW_KEY_BYTES) == 0)
 			return true;
 	}
 	return false;
 }
 
-/* False when there is nothing more to wait for. */
-static bool step(struct kvs_load *load)
+/* Read the target as soon as there is somebody, and memory, for it. False: it is not to be had. */
+static bool read_target(struct kvs_load *load)
 {
 	struct kvs_disk *disk = load->disk;
-	const uint64_t now = kv_now_ms();
-	uint64_t id, bytes;
+	uint64_t bytes;
 
-	if (load->segment) return true;
-	load->waits_for = 0;
-	if (!load->peer || disk->stopping || disk->lost || now >= load->deadline_ms ||
-	    now < disk->read_again_ms)
-		return false;
-	/* Somebody may have stored it, or loaded it, meanwhile. */
-	while (load->next < load->end &&
-	       (id = kvs_segment_of_key(engine_of(load), load->keys[load->next])) != 0)
-		if (!move_anchor(load, id)) return false;
-	if (load->next == load->end) return false;
 	if (disk->readers >= KVS_DISK_READERS || read_by_another(load)) return true;
-	bytes = kvs_disk_index_bytes_of(disk->index, load->keys[load->next]);
+	bytes = kvs_disk_index_bytes_of(disk->index, load->key);
 	if (!bytes) return false;
 	if (kvs_growth_needed(disk->server, bytes)) {
 		load->waits_for = bytes;
@@ -207,6 +259,138 @@ static bool step(struct kvs_load *load)
 		return true;
 	}
 	return start_reading(load);
+}
+
+/* ---- pieces ---- */
+
+/* The file that has the most of the rest of the prompt. How many tokens those are; 0 where reading
+ * it would cost more than it saves. */
+static uint32_t closest_file(
+    const struct kvs_load *load, uint8_t key[KVW_KEY_BYTES], struct kvs_disk_marks *marks)
+{
+	const uint32_t left = load->open.prompt_tokens - load->reached;
+	const struct kvs_wanted rest = {.start = load->reached,
+	    .tokens = left < KVW_MAX_SEGMENT_TOKENS ? left : KVW_MAX_SEGMENT_TOKENS,
+	    .kind = KVW_PLAIN,
+	    .token_ids = load->open.prompt + load->reached};
+	struct kvs_disk_marks prompt;
+	struct kvs_saved saved;
+	uint32_t common;
+
+	if (kvs_wanted_show(engine_of(load), load->peer->slot, &rest, parent_key(load), &saved) !=
+	        KV_OK ||
+	    kvs_disk_marks(&saved, &prompt) != KV_OK)
+		return 0;
+	common = kvs_disk_index_closest(load->disk->index, &prompt, rest.token_ids, key, marks);
+	return common && common >= marks->tokens / KVS_DISK_WORTH ? common : 0;
+}
+
+/* Begin with the front of this file. */
+static bool look_at(
+    struct kvs_load *load, const uint8_t key[KVW_KEY_BYTES], const struct kvs_disk_marks *marks)
+{
+	struct kv_allocator *allocator = load->disk->server->allocator;
+	struct kvs_saved saved;
+
+	kv_free(allocator, load->piece_tokens);
+	load->piece_tokens = kv_alloc_array(allocator, marks->tokens, sizeof *load->piece_tokens);
+	load->target = (struct kvs_wanted){.start = marks->start,
+	    .tokens = marks->tokens,
+	    .kind = (enum kvw_segment_kind)marks->kind,
+	    .token_ids = load->piece_tokens};
+	memcpy(load->key, key, sizeof load->key);
+	if (!load->piece_tokens || kvs_wanted_show(engine_of(load), load->peer->slot, &load->target,
+	                               parent_key(load), &saved) != KV_OK)
+		return false;
+	make_front(load, &saved);
+	return start_job(load, read_tokens, tokens_read);
+}
+
+/* Go on to the next piece, in memory or in a file. False when there is none in a file. */
+static bool next_piece(struct kvs_load *load)
+{
+	const struct kvs_open_request *open = &load->open;
+
+	while (!load->cuts_only && load->reached < open->prompt_tokens) {
+		uint8_t key[KVW_KEY_BYTES];
+		struct kvs_disk_marks marks;
+		struct kvs_child child;
+
+		if (kvs_prompt_child(engine_of(load), load->peer->slot, load->anchor, open->prompt,
+		        open->prompt_tokens, &child) != KV_OK)
+			return false;
+		if (closest_file(load, key, &marks) > child.common) {
+			if (load->disk->readers >= KVS_DISK_READERS) return true;
+			return look_at(load, key, &marks);
+		}
+		if (!child.id || child.common < child.tokens) return false;
+		kvs_disk_index_touch(load->disk->index, child.key);
+		if (!move_anchor(load, child.id, child.key, child.tokens)) return false;
+	}
+	return false;
+}
+
+/* The tokens of a piece are there: is it what its name says, and how much of it is the prompt's? */
+static bool take_piece(struct kvs_load *load)
+{
+	const struct kvs_open_request *open = &load->open;
+	const uint32_t left = open->prompt_tokens - load->reached;
+	uint32_t common = 0;
+	uint8_t key[KVW_KEY_BYTES];
+	uint64_t id = 0;
+
+	if (kvs_wanted_key(engine_of(load), load->peer->slot, &load->target, parent_key(load), key,
+	        &id) != KV_OK ||
+	    memcmp(key, load->key, sizeof key) != 0)
+		return false;
+	while (common < left && common < load->target.tokens &&
+	       load->piece_tokens[common] == open->prompt[load->reached + common])
+		common++;
+	load->piece = true;
+	load->last = common < load->target.tokens;
+	return common > 0;
+}
+
+static void judge_failure(struct kvs_load *load);
+
+static void tokens_read(void *context)
+{
+	struct kvs_load *load = context;
+	struct kvs_disk *disk = load->disk;
+
+	kvs_disk_job_done(disk);
+	disk->readers--;
+	load->busy = false;
+	if (load->status != KV_OK) judge_failure(load);
+	if (load->status != KV_OK || !load->peer || !take_piece(load)) end_load(load);
+	kvs_disk_loads_step(disk);
+}
+
+/* ---- one after the other ---- */
+
+/* False when there is nothing more to wait for. */
+static bool step(struct kvs_load *load)
+{
+	struct kvs_disk *disk = load->disk;
+	const uint64_t now = kv_now_ms();
+	uint64_t id;
+
+	if (load->busy) return true;
+	load->waits_for = 0;
+	if (!load->peer || disk->stopping || disk->lost || now >= load->deadline_ms ||
+	    now < disk->read_again_ms)
+		return false;
+	while (load->piece || load->next < load->end) {
+		if (!load->piece) {
+			if (kvs_wanted_cut(&load->open, load->next, &load->target) != KV_OK) return false;
+			memcpy(load->key, load->keys[load->next], sizeof load->key);
+		}
+		/* Somebody may have stored it, or loaded it, meanwhile. */
+		id = kvs_segment_of_key(engine_of(load), load->key);
+		if (!id) return read_target(load);
+		if (!reach_target(load, id)) return false;
+	}
+	return next_piece(load);
 }
 
 void kvs_disk_loads_step(struct kvs_disk *disk)
@@ -255,6 +439,7 @@ static void segment_read(void *context)
 	kvs_disk_job_done(disk);
 	disk->readers--;
 	disk->pins--;
+	load->busy = false;
 	id = kvs_load_finish(engine_of(load), load->segment, load->status, load->checksums);
 	load->segment = 0;
 	kvs_growth_start(disk->server);
@@ -269,27 +454,28 @@ static void segment_read(void *context)
 	}
 	/* Others that wait have their turn before this one has its next. */
 	kv_list_move_back(&disk->loads, &load->node);
-	if (!id || !move_anchor(load, id)) end_load(load);
+	if (!id || !reach_target(load, id)) end_load(load);
 	kvs_disk_loads_step(disk);
 }
 
 /* ---- a prompt comes ---- */
 
-/* How far the prompt's cuts are in memory, and how far they are to be had beyond that. */
-static void look(struct kvs_load *load, uint64_t *last)
+/* How far the prompt's cuts are in memory, which the anchor then is at the end of, and how far they
+ * are to be had beyond that. */
+static void look(struct kvs_load *load)
 {
 	struct kvs_disk *disk = load->disk;
 	const struct kvs_open_request *open = &load->open;
 
-	*last = 0;
 	for (uint32_t i = 0; i < open->cut_count; i++) {
 		uint64_t id = 0;
 
-		if (kvs_prompt_key(engine_of(load), load->peer->slot, open, i, i ? load->keys[i - 1] : NULL,
-		        load->keys[i], &id) != KV_OK)
+		if (kvs_wanted_cut(open, i, &load->target) != KV_OK ||
+		    kvs_wanted_key(engine_of(load), load->peer->slot, &load->target,
+		        i ? load->keys[i - 1] : NULL, load->keys[i], &id) != KV_OK)
 			return;
 		if (id && load->next == i) {
-			*last = id;
+			if (!move_anchor(load, id, load->keys[i], load->target.tokens)) return;
 			load->next = load->end = i + 1;
 			/* What is used is not the next to go; what has no file (any more) gets one. */
 			if (kvs_disk_index_has(disk->index, load->keys[i]))
@@ -321,6 +507,7 @@ static struct kvs_load *make_load(
 	load->disk = disk;
 	load->peer = peer;
 	load->open = *open;
+	load->cuts_only = copies_prompt;
 	load->deadline_ms = kv_now_ms() + peer->server->settings->disk_wait_ms;
 	load->keys = kv_alloc_array(allocator, open->cut_count, sizeof *load->keys);
 	load->cuts = kv_alloc_array(allocator, open->cut_count, sizeof *load->cuts);
@@ -342,16 +529,11 @@ static struct kvs_load *make_load(
 static bool begin_load(struct kvs_load *load)
 {
 	struct kvs_disk *disk = load->disk;
-	uint64_t last = 0;
 
-	look(load, &last);
-	if (load->next < load->end && last && kvs_segment_pin(disk->server->engine, last) == KV_OK) {
-		load->anchor = last;
-		disk->pins++;
-	}
+	look(load);
 	kv_list_push_back(&disk->loads, &load->node);
 	disk->load_count++;
-	if (load->next < load->end && step(load)) {
+	if (step(load)) {
 		load->peer->load = load;
 		return true;
 	}
@@ -397,7 +579,7 @@ void kvs_disk_forget(struct kvs_peer *peer)
 	kv_codec_request_free(peer->frames, load->request);
 	load->request = NULL;
 	load->peer = NULL;
-	if (!load->segment) end_load(load);
+	if (!load->busy) end_load(load);
 }
 
 /* ---- memory ---- */

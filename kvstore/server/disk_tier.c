@@ -89,7 +89,8 @@ static void take_found(struct kvs_disk_listing *listing, const struct kvs_disk_f
 
 	listing->looked_at++;
 	if (found->kind == KVS_DISK_SEGMENT) {
-		if (kvs_disk_index_add(disk->index, found->key, found->bytes, found->used) != KV_OK)
+		if (kvs_disk_index_add(disk->index, found->key, &found->marks, found->bytes, found->used) !=
+		    KV_OK)
 			kvs_disk_complain(disk, "a file is not used", kv_error_message());
 	} else if (found->kind == KVS_DISK_BAD) {
 		disk->kept_bad++;

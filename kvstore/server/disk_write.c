@@ -20,6 +20,7 @@ struct kvs_disk_writing {
 	uint32_t checksums[KVW_MAX_LAYERS];
 	uint32_t layers;
 	uint8_t *front;
+	struct kvs_disk_marks marks;
 	uint64_t front_bytes, file_bytes;
 	uint8_t victims[KVS_DISK_VICTIMS][KVW_KEY_BYTES];
 	uint32_t victim_count, not_removed;
@@ -165,7 +166,8 @@ static void written(void *context)
 		disk->write_pause_ms = 0;
 		kv_metrics_add(metrics, KVS_DISK_WRITES, 1);
 		kv_metrics_add(metrics, KVS_DISK_WRITTEN, (int64_t)writing->file_bytes);
-		if (kvs_disk_index_add(disk->index, writing->key, writing->file_bytes, 0) != KV_OK)
+		if (kvs_disk_index_add(
+		        disk->index, writing->key, &writing->marks, writing->file_bytes, 0) != KV_OK)
 			kvs_disk_complain(disk, "a file is not used", kv_error_message());
 	} else if (status != KV_OK) {
 		kvs_disk_complain(disk, "a segment is not written", writing->text);
@@ -265,6 +267,7 @@ static enum kv_status make_front(struct kvs_disk_writing *writing, const struct 
 	struct kv_allocator *allocator = disk->server->allocator;
 	size_t bytes;
 
+	KV_TRY(kvs_disk_marks(saved, &writing->marks));
 	KV_TRY(kvs_disk_sizes(saved, &writing->front_bytes, &writing->file_bytes));
 	if (writing->file_bytes > room(disk))
 		return kv_fail(

@@ -55,6 +55,18 @@ static void check(const uint8_t *front, size_t length, const struct kvs_disk_hea
 	require(front_bytes == header->front_bytes && file_bytes == header->file_bytes, "sizes differ");
 	require(front_bytes <= KVS_DISK_MAX_FRONT, "the front is too long");
 	(void)kvs_disk_match(front, length, header, &saved, header->key, checksums);
+	require(kvs_disk_common(&header->marks, &header->marks, token_ids) <= header->tokens,
+	    "more in common than there is");
+	if (length >= front_bytes && kvs_disk_tokens(front, length, header, token_ids) == KV_OK) {
+		struct kvs_disk_marks marks;
+
+		/* They are those of some segment, whatever the marks say. */
+		require(kvs_disk_marks(&saved, &marks) == KV_OK && marks.tokens == header->tokens, "marks");
+		require(!header->has_parent ||
+		            memcmp(marks.parent, header->marks.parent, sizeof marks.parent) == 0,
+		    "parent");
+	}
+	memset(token_ids, 0, sizeof token_ids);
 	saved.tokens++;
 	require(kvs_disk_match(front, length, header, &saved, header->key, checksums) != KV_OK,
 	    "another segment");

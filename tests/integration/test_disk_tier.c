@@ -238,6 +238,136 @@ static void test_resumed_sequence(void **state)
 	assert_int_equal((int)stat_of("arena_bytes{state=\"leased\"}"), 0);
 }
 
+struct found {
+	uint32_t segments, pieces, tokens; /* tokens: of the pieces */
+};
+
+/* Open a prompt that begins as this seed's and has other tokens from `same` on, cut as those are or
+ * otherwise: what is found, whose bytes are right. */
+static struct found begins_as(int32_t seed, uint32_t same, bool cut_otherwise)
+{
+	static const struct kvc_cut as_those[] = {
+	    {CUT_ONE, KVW_CLUSTERED}, {CUT_TWO, KVW_CLUSTERED}, {PROMPT_TOKENS, KVW_PLAIN}};
+	static const struct kvc_cut other[] = {{700, KVW_CLUSTERED}, {PROMPT_TOKENS, KVW_PLAIN}};
+	int32_t prompt[PROMPT_TOKENS];
+	const struct kvc_open_request request = {.prompt = prompt,
+	    .prompt_tokens = PROMPT_TOKENS,
+	    .cuts = cut_otherwise ? other : as_those,
+	    .cut_count = cut_otherwise ? 2 : 3};
+	struct kvc_sequence *sequence = NULL;
+	const struct kvc_piece *pieces;
+	struct found found = {0};
+
+	test_prompt(prompt, seed);
+	for (uint32_t i = same; i < PROMPT_TOKENS; i++)
+		prompt[i] = 50000 + (int32_t)i;
+	assert_ok(kvc_sequence_open(store, &request, &sequence));
+	kvc_sequence_segments(sequence, &found.segments);
+	pieces = kvc_sequence_pieces(sequence, &found.pieces);
+	for (uint32_t i = 0; i < found.pieces; i++)
+		found.tokens += pieces[i].tokens;
+	assert_int_equal(test_compare(store, sequence, seed), 0);
+	assert_int_equal(test_compare_pieces(store, sequence, seed), 0);
+	kvc_sequence_close(sequence, 0);
+	return found;
+}
+
+static void test_pieces(void **state)
+{
+	static const struct {
+		uint32_t same;
+		bool cut_otherwise;
+		struct found found;
+		int promoted;
+	} cases[] = {
+	    {300, false, {0, 1, 300}, 1},
+	    {700, false, {1, 1, 700 - CUT_ONE}, 2},
+	    {1060, false, {2, 1, 1060 - CUT_TWO}, 3},
+	    /* Whole segments, that are none of this prompt, and what comes behind them. */
+	    {PROMPT_TOKENS, true, {0, 3, PROMPT_TOKENS}, 3},
+	    {800, true, {0, 2, 800}, 2},
+	    /* Less than an eighth of a segment is computed. */
+	    {60, false, {0, 0, 0}, 0},
+	    {0, false, {0, 0, 0}, 0},
+	};
+
+	(void)state;
+	start(NULL);
+	store_prompts(0, 3);
+	/* What is known of the files, and then what is read of them at the start. */
+	for (int round = 0; round < 2; round++) {
+		for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+			struct found found;
+			double before;
+
+			evict_all();
+			before = stat_of("disk_promoted_segments_total");
+			found = begins_as(1, cases[i].same, cases[i].cut_otherwise);
+			assert_memory_equal(&found, &cases[i].found, sizeof found);
+			assert_int_equal(
+			    (int)(stat_of("disk_promoted_segments_total") - before), cases[i].promoted);
+		}
+		stop();
+		start(NULL);
+		wait_files(3 * CUTS);
+	}
+	/* What is in memory is used from there. */
+	assert_int_equal(begins_as(1, 700, false).tokens, 700 - CUT_ONE);
+	assert_int_equal(begins_as(1, 690, false).tokens, 690 - CUT_ONE);
+	assert_int_equal((int)stat_of("disk_promoted_segments_total"), 2);
+	assert_int_equal((int)stat_of("disk_set_aside_total"), 0);
+	assert_int_equal((int)stat_of("requests_failed_total"), 0);
+	assert_int_equal((int)stat_of("arena_bytes{state=\"leased\"}"), 0);
+}
+
+static void flip_all(off_t at)
+{
+	DIR *entries = opendir(folder);
+	const struct dirent *entry;
+
+	assert_non_null(entries);
+	while ((entry = readdir(entries))) {
+		char path[512];
+
+		if (!strstr(entry->d_name, ".segment")) continue;
+		snprintf(path, sizeof path, "%s/%s", folder, entry->d_name);
+		flip(path, at);
+	}
+	closedir(entries);
+}
+
+/* A piece whose tokens or bytes are damaged is none, and nobody else's are. */
+static void test_damaged_piece(void **state)
+{
+	static const off_t places[] = {600, FRONT + 12345};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof places / sizeof places[0]; i++) {
+		start(NULL);
+		store_prompts(1, 1);
+		stop();
+		flip_all(places[i]);
+		start(NULL);
+		wait_files(CUTS);
+		assert_int_equal(begins_as(1, 300, false).pieces, 0);
+		assert_int_equal((int)stat_of("disk_set_aside_total"), 1);
+		assert_int_equal((int)stat_of("disk_promoted_segments_total"), 0);
+		stop();
+		names("", NULL, true);
+	}
+	start(NULL);
+	store_prompts(1, 1);
+	stop();
+	/* Another tenant finds nothing of it. */
+	assert_true(store_fixture_start(
+	    &fixture, arguments("--memory=6MiB", "--disk-size=64MiB", "--tenants=*=other")));
+	store = test_connect(&fixture, "worker");
+	wait_files(CUTS);
+	assert_int_equal(begins_as(1, 300, false).pieces, 0);
+	assert_int_equal((int)stat_of("disk_promoted_segments_total"), 0);
+	assert_int_equal((int)stat_of("disk_set_aside_total"), 0);
+}
+
 static void test_damage(void **state)
 {
 	static const off_t places[] = {20, 600, FRONT + 12345};
@@ -547,6 +677,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_three_times_the_memory, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_restart, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_resumed_sequence, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_pieces, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_damaged_piece, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_damage, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_foreign_files, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_full_disk, set_up, tear_down),

@@ -153,20 +153,37 @@ static int compare_unit(
 	return direct && kvc_check(store) != KV_OK ? -1 : wrong;
 }
 
+static int compare_segment(
+    struct kvc_store *store, const struct kvc_segment *segment, int32_t seed, int *wrong)
+{
+	for (uint32_t layer = 0; layer < 3; layer++) {
+		int found = compare_unit(store, segment, layer, seed);
+
+		if (found < 0) return -1;
+		*wrong += found;
+	}
+	return 0;
+}
+
 int test_compare(struct kvc_store *store, struct kvc_sequence *sequence, int32_t seed)
 {
 	uint32_t count;
 	const struct kvc_segment *const *segments = kvc_sequence_segments(sequence, &count);
 	int wrong = 0;
 
-	for (uint32_t i = 0; i < count; i++) {
-		for (uint32_t layer = 0; layer < 3; layer++) {
-			int found = compare_unit(store, segments[i], layer, seed);
+	for (uint32_t i = 0; i < count; i++)
+		if (compare_segment(store, segments[i], seed, &wrong) < 0) return -1;
+	return wrong;
+}
 
-			if (found < 0) return -1;
-			wrong += found;
-		}
-	}
+int test_compare_pieces(struct kvc_store *store, struct kvc_sequence *sequence, int32_t seed)
+{
+	uint32_t count;
+	const struct kvc_piece *pieces = kvc_sequence_pieces(sequence, &count);
+	int wrong = 0;
+
+	for (uint32_t i = 0; i < count; i++)
+		if (compare_segment(store, pieces[i].segment, seed, &wrong) < 0) return -1;
 	return wrong;
 }
 

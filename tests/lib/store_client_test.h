@@ -50,6 +50,8 @@ enum kv_status test_write(struct kvc_store *store, struct kvc_sequence *sequence
 /* Fetch every byte of the sequence's list and compare. The number of wrong units, or -1 when a
  * fetch failed. */
 int test_compare(struct kvc_store *store, struct kvc_sequence *sequence, int32_t seed);
+/* The same for the segments of its pieces. */
+int test_compare_pieces(struct kvc_store *store, struct kvc_sequence *sequence, int32_t seed);
 
 /* Open the prompt of this seed, write and compare what is not shared (1.7 MB), and close it, so
  * that nobody uses it; asserts that it works. */

@@ -121,8 +121,9 @@ static void print_counts(const struct sim_counts *c, double seconds)
 	    c->resumed, c->found_again, c->expiries, c->zombies, c->haunted, c->reads, c->reads_refused,
 	    c->restarts, c->quota_evictions, c->quota_refusals);
 	printf("pinned %" PRIu64 ", loaded %" PRIu64 ", loads that were wrong %" PRIu64
-	       ", late %" PRIu64 ", refused %" PRIu64 "\n",
-	    c->pins, c->loads, c->loads_wrong, c->loads_duplicate, c->loads_refused);
+	       ", late %" PRIu64 ", refused %" PRIu64 ", of pieces %" PRIu64 "\n",
+	    c->pins, c->loads, c->loads_wrong, c->loads_duplicate, c->loads_refused,
+	    c->loads_of_pieces);
 }
 
 /* A run that avoids something tests nothing of it. */

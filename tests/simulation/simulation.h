@@ -126,7 +126,7 @@ struct sim_counts {
 	uint64_t steps, commits, duplicates, repeated, corrupt, stale, folds, shared, copied, evictions,
 	    refused, no_memory, resumed, found_again, expiries, zombies, reads, reads_refused, restarts,
 	    haunted, quota_refusals, quota_evictions, released, growth_failures, pins, loads,
-	    loads_wrong, loads_duplicate, loads_refused;
+	    loads_wrong, loads_duplicate, loads_refused, loads_of_pieces;
 };
 
 struct sim {

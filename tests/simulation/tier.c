@@ -50,32 +50,70 @@ static void pin(struct sim *sim)
 /* The first cut of the load's prompt that is not stored; its parent is what comes before it. The
  * engine must see it the same way. */
 static bool find_missing(struct sim *sim, struct sim_load *load, uint32_t slot,
-    const struct kvs_open_request *request, uint32_t *index)
+    const struct kvs_open_request *request, struct kvs_wanted *wanted)
 {
 	uint8_t key[KVW_KEY_BYTES], before[KVW_KEY_BYTES];
-	uint32_t start = 0;
 
 	load->parent = 0;
 	for (uint32_t i = 0; i < request->cut_count; i++) {
-		const struct kvs_new_segment shape = {
-		    start, request->cuts[i].end - start, request->cuts[i].kind, KVW_EXACT};
-		const struct sim_truth *truth =
-		    sim_truth_same(sim, load->tenant, load->parent, 0, &shape, load->chain);
+		const struct sim_truth *truth;
 		uint64_t id = 0;
 
+		SIM_REQUIRE(
+		    sim, kvs_wanted_cut(request, i, wanted) == KV_OK, "cut %u: %s", i, kv_error_message());
+		load->shape =
+		    (struct kvs_new_segment){wanted->start, wanted->tokens, wanted->kind, KVW_EXACT};
+		truth = sim_truth_same(sim, load->tenant, load->parent, 0, &load->shape, load->chain);
 		SIM_REQUIRE(sim,
-		    kvs_prompt_key(sim->engine, slot, request, i, i ? before : NULL, key, &id) == KV_OK,
+		    kvs_wanted_key(sim->engine, slot, wanted, i ? before : NULL, key, &id) == KV_OK,
 		    "key: %s", kv_error_message());
 		SIM_REQUIRE(sim, id == (truth ? truth->id : 0), "cut %u is stored as %llu", i,
 		    (unsigned long long)id);
-		load->shape = shape;
-		*index = i;
 		if (!truth) return true;
 		load->parent = id;
-		start = request->cuts[i].end;
 		memcpy(before, key, sizeof before);
 	}
 	return false;
+}
+
+/* Instead of the cut a segment of another prompt, that begins as this one does, or not. */
+static void make_piece(struct sim *sim, struct sim_load *load, struct kvs_wanted *wanted)
+{
+	const uint32_t most = SIM_TOKENS - wanted->start;
+
+	wanted->tokens = 1 + sim_below(sim, most < SIM_SEGMENT ? most : SIM_SEGMENT);
+	wanted->kind = sim_once_in(sim, 2) ? KVW_PLAIN : KVW_CLUSTERED;
+	if (sim_once_in(sim, 2))
+		load->chain[wanted->start + sim_below(sim, wanted->tokens)] = sim_below(sim, 3);
+	load->shape = (struct kvs_new_segment){wanted->start, wanted->tokens, wanted->kind, KVW_EXACT};
+	sim->counts.loads_of_pieces++;
+}
+
+/* What of the prompt comes right below the parent, by the model and by the engine. */
+static void check_child(struct sim *sim, const struct sim_load *load, uint32_t slot,
+    const struct kvs_open_request *request, uint32_t start)
+{
+	struct kvs_child child;
+	uint32_t most = 0;
+
+	for (uint32_t i = 0; i < sim->truth_count; i++) {
+		const struct sim_truth *truth = &sim->truths[i];
+		uint32_t at = start;
+
+		if (truth->parent != load->parent || truth->owner != 0 || truth->tenant != load->tenant)
+			continue;
+		while (at < start + truth->shape.tokens && at < request->prompt_tokens &&
+		       truth->chain[at] == load->chain[at])
+			at++;
+		if (at - start > most) most = at - start;
+	}
+	SIM_REQUIRE(sim,
+	    kvs_prompt_child(sim->engine, slot, load->parent, request->prompt, request->prompt_tokens,
+	        &child) == KV_OK,
+	    "child: %s", kv_error_message());
+	SIM_REQUIRE(sim, child.common == most && !child.id == !most,
+	    "below segment %llu %u tokens are the prompt's, it should be %u",
+	    (unsigned long long)load->parent, child.common, most);
 }
 
 static void read_units(struct sim *sim, struct sim_load *load)
@@ -103,7 +141,7 @@ static void begin_load(struct sim *sim)
 	const struct sim_worker *worker = &sim->workers[number];
 	struct kvs_cut cuts[SIM_ENTRIES];
 	struct kvs_open_request request = {.cuts = cuts, .prompt_tokens = prompt};
-	uint32_t index = 0;
+	struct kvs_wanted wanted;
 	enum kv_status status;
 
 	sim->operation = "load";
@@ -112,10 +150,12 @@ static void begin_load(struct sim *sim)
 	memcpy(load->chain, sim->documents[sim_below(sim, SIM_DOCUMENTS)], sizeof load->chain);
 	request.prompt = load->chain;
 	request.cut_count = sim_cut_prompt(prompt, cuts);
-	if (!find_missing(sim, load, worker->slot, &request, &index)) return;
+	if (!find_missing(sim, load, worker->slot, &request, &wanted)) return;
+	check_child(sim, load, worker->slot, &request, wanted.start);
+	if (sim_once_in(sim, 3)) make_piece(sim, load, &wanted);
 	sim->may_evict = true;
 	sim_arm(sim);
-	status = kvs_load_begin(sim->engine, worker->slot, &request, index, load->parent, &load->id);
+	status = kvs_load_begin(sim->engine, worker->slot, &wanted, load->parent, &load->id);
 	if (status != KV_OK) load->id = 0;
 	if (sim_disarm(sim, status)) return;
 	if (status == KV_LIMIT) {

@@ -201,6 +201,7 @@ static void number_key(uint32_t number, uint8_t out[KVW_KEY_BYTES])
 
 static void test_index(void **state)
 {
+	const struct kvs_disk_marks marks = {.parent = {1}};
 	struct kvs_disk_index *index = NULL;
 	uint8_t name[KVW_KEY_BYTES], expected[KVW_KEY_BYTES];
 
@@ -208,13 +209,13 @@ static void test_index(void **state)
 	assert_int_equal(kvs_disk_index_create(kv_heap(), 5, &index), KV_OK);
 	for (uint32_t i = 0; i < 5; i++) {
 		number_key(i, name);
-		assert_int_equal(kvs_disk_index_add(index, name, 100 + i, 50 - i), KV_OK);
-		assert_int_equal(kvs_disk_index_add(index, name, 1, 1), KV_EXISTS);
+		assert_int_equal(kvs_disk_index_add(index, name, &marks, 100 + i, 50 - i), KV_OK);
+		assert_int_equal(kvs_disk_index_add(index, name, &marks, 1, 1), KV_EXISTS);
 		assert_int_equal(kvs_disk_index_bytes_of(index, name), 100 + i);
 	}
 	number_key(9, name);
 	assert_true(kvs_disk_index_full(index));
-	assert_int_equal(kvs_disk_index_add(index, name, 1, 1), KV_LIMIT);
+	assert_int_equal(kvs_disk_index_add(index, name, &marks, 1, 1), KV_LIMIT);
 	assert_false(kvs_disk_index_has(index, name));
 	assert_int_equal(kvs_disk_index_bytes(index), 510);
 	/* By time, the last was used first; then it is used once more. */
@@ -232,8 +233,100 @@ static void test_index(void **state)
 	kvs_disk_index_destroy(index);
 }
 
+enum { MARKED = 300 };
+
+static struct kvs_disk_marks marks_of(const uint32_t *ids, uint32_t count)
+{
+	struct kvs_saved saved = sample();
+	struct kvs_disk_marks marks;
+
+	saved.token_ids = ids;
+	saved.tokens = count;
+	assert_int_equal(kvs_disk_marks(&saved, &marks), KV_OK);
+	assert_true(marks.start == saved.start && marks.tokens == count);
+	assert_memory_equal(marks.parent, parent_key, KVW_KEY_BYTES);
+	return marks;
+}
+
+/* Marks never say more than there is, and at least half of it, or all of a segment. */
+static void test_marks(void **state)
+{
+	uint32_t prompt[MARKED], other[MARKED];
+	struct kv_random random;
+
+	(void)state;
+	kv_random_seed(&random, 3);
+	for (uint32_t i = 0; i < MARKED; i++)
+		prompt[i] = (uint32_t)kv_random_next(&random);
+	for (int round = 0; round < 3000; round++) {
+		const uint32_t left = 1 + (uint32_t)kv_random_below(&random, MARKED);
+		const uint32_t count = 1 + (uint32_t)kv_random_below(&random, MARKED);
+		const uint32_t same = (uint32_t)kv_random_below(&random, MARKED + 1);
+		const struct kvs_disk_marks rest = marks_of(prompt, left);
+		struct kvs_disk_marks segment;
+		uint32_t common, least, expected = count < left ? count : left;
+
+		memcpy(other, prompt, sizeof other);
+		for (uint32_t i = same; i < MARKED; i++)
+			other[i]++;
+		if (expected > same) expected = same;
+		segment = marks_of(other, count);
+		common = kvs_disk_common(&segment, &rest, prompt);
+		for (least = 0; (least ? 2 * least : 16) <= expected;)
+			least = least ? 2 * least : 16;
+		assert_int_equal(common, expected == count ? count : least);
+	}
+}
+
+static void test_closest_file(void **state)
+{
+	static const uint32_t same[] = {20, 40, 200, 0, 40};
+	struct kvs_disk_index *index = NULL;
+	struct kvs_disk_marks rest, marks, found;
+	uint32_t prompt[MARKED], other[MARKED];
+	uint8_t name[KVW_KEY_BYTES], closest[KVW_KEY_BYTES];
+
+	(void)state;
+	for (uint32_t i = 0; i < MARKED; i++)
+		prompt[i] = i * i;
+	rest = marks_of(prompt, 250);
+	assert_int_equal(kvs_disk_index_create(kv_heap(), 16, &index), KV_OK);
+	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 0);
+	for (uint32_t i = 0; i < 5; i++) {
+		memcpy(other, prompt, sizeof other);
+		other[same[i]]++;
+		marks = marks_of(other, MARKED);
+		/* What has the most of it belongs elsewhere. */
+		if (i == 2) marks.parent[0]++;
+		number_key(i, name);
+		assert_int_equal(kvs_disk_index_add(index, name, &marks, 10, 0), KV_OK);
+	}
+	marks = marks_of(prompt, 200);
+	marks.start++;
+	number_key(5, name);
+	assert_int_equal(kvs_disk_index_add(index, name, &marks, 10, 0), KV_OK);
+	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 32);
+	number_key(4, name);
+	assert_memory_equal(closest, name, sizeof name);
+	assert_int_equal(found.tokens, MARKED);
+	/* Of two that have as much, the one used last. */
+	number_key(1, name);
+	kvs_disk_index_touch(index, name);
+	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 32);
+	assert_memory_equal(closest, name, sizeof name);
+	for (uint32_t i = 0; i < 6; i++) {
+		number_key(i, name);
+		if (same[i % 5] == 40) assert_true(kvs_disk_index_remove(index, name));
+	}
+	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 16);
+	kvs_disk_index_clear(index);
+	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 0);
+	kvs_disk_index_destroy(index);
+}
+
 static enum kv_status use_index(struct kv_allocator *allocator)
 {
+	struct kvs_disk_marks marks = {.parent = {1}};
 	struct kvs_disk_index *index = NULL;
 	enum kv_status status;
 	uint8_t name[KVW_KEY_BYTES];
@@ -242,7 +335,8 @@ static enum kv_status use_index(struct kv_allocator *allocator)
 	status = KV_OK;
 	for (uint32_t i = 0; i < 3 && status == KV_OK; i++) {
 		number_key(i, name);
-		status = kvs_disk_index_add(index, name, 10, i);
+		marks.parent[0] = (uint8_t)(1 + i / 2);
+		status = kvs_disk_index_add(index, name, &marks, 10, i);
 		/* What could not be taken in is not there. */
 		assert_int_equal(kvs_disk_index_has(index, name), status == KV_OK);
 	}
@@ -335,6 +429,38 @@ static void test_folder(void **state)
 	assert_int_equal(kvs_disk_remove(&folder, key), KV_OK);
 	for (uint32_t layer = 0; layer < LAYERS; layer++)
 		free(into[layer]);
+	assert_int_equal(unlinkat(folder.descriptor, "lock", 0), 0);
+	kvs_disk_close(&folder);
+}
+
+/* Its tokens alone, as long as they are what is said of them. */
+static void test_look(void **state)
+{
+	const struct kvs_saved saved = sample();
+	uint8_t other[KVW_KEY_BYTES] = {1}, front[KVS_DISK_ALIGNMENT];
+	char name[KVS_DISK_NAME], other_name[KVS_DISK_NAME];
+	uint32_t ids[TOKENS] = {0};
+	struct kvs_disk_peek peek = {.key = key, .front = front, .tokens = TOKENS, .token_ids = ids};
+	struct kvs_disk_folder folder;
+	uint64_t file_bytes = 0;
+
+	(void)state;
+	assert_int_equal(kvs_disk_open(folder_path, &folder), KV_OK);
+	assert_int_equal(kvs_disk_sizes(&saved, &peek.front_bytes, &file_bytes), KV_OK);
+	assert_true(peek.front_bytes <= sizeof front);
+	assert_int_equal(kvs_disk_look(&folder, &peek), KV_NOT_FOUND);
+	write_sample(&folder);
+	assert_int_equal(kvs_disk_look(&folder, &peek), KV_OK);
+	assert_memory_equal(ids, tokens, sizeof ids);
+	peek.tokens = TOKENS - 1;
+	assert_int_equal(kvs_disk_look(&folder, &peek), KV_CORRUPT);
+	peek.tokens = TOKENS;
+	kvs_disk_name(key, name);
+	kvs_disk_name(other, other_name);
+	assert_int_equal(renameat(folder.descriptor, name, folder.descriptor, other_name), 0);
+	peek.key = other;
+	assert_int_equal(kvs_disk_look(&folder, &peek), KV_CORRUPT);
+	assert_int_equal(kvs_disk_remove(&folder, other), KV_OK);
 	assert_int_equal(unlinkat(folder.descriptor, "lock", 0), 0);
 	kvs_disk_close(&folder);
 }
@@ -439,7 +565,10 @@ int main(void)
 	    cmocka_unit_test(test_another_segment),
 	    cmocka_unit_test(test_damaged_fronts),
 	    cmocka_unit_test(test_index),
+	    cmocka_unit_test(test_marks),
+	    cmocka_unit_test(test_closest_file),
 	    cmocka_unit_test(test_folder),
+	    cmocka_unit_test(test_look),
 	    cmocka_unit_test(test_scan),
 	    cmocka_unit_test(test_allocations),
 	};

@@ -32,8 +32,11 @@ static uint32_t look(struct store *store, uint32_t peer, struct asked *asked)
 	uint32_t stored = 0;
 
 	for (uint32_t i = 0; i < CUTS; i++) {
-		assert_ok(kvs_prompt_key(store->engine, peer, &asked->request, i,
-		    i ? asked->keys[i - 1] : NULL, asked->keys[i], &asked->ids[i]));
+		struct kvs_wanted wanted;
+
+		assert_ok(kvs_wanted_cut(&asked->request, i, &wanted));
+		assert_ok(kvs_wanted_key(store->engine, peer, &wanted, i ? asked->keys[i - 1] : NULL,
+		    asked->keys[i], &asked->ids[i]));
 		stored += asked->ids[i] != 0;
 	}
 	return stored;
@@ -42,10 +45,11 @@ static uint32_t look(struct store *store, uint32_t peer, struct asked *asked)
 static enum kv_status load_one(struct store *store, uint32_t peer, const struct asked *asked,
     uint32_t index, enum kv_status verdict, uint64_t *id)
 {
+	struct kvs_wanted wanted;
 	struct kvs_saved saved;
 
-	KV_TRY(kvs_load_begin(
-	    store->engine, peer, &asked->request, index, index ? asked->ids[index - 1] : 0, id));
+	assert_ok(kvs_wanted_cut(&asked->request, index, &wanted));
+	KV_TRY(kvs_load_begin(store->engine, peer, &wanted, index ? asked->ids[index - 1] : 0, id));
 	assert_sound(store);
 	kvs_load_show(store->engine, *id, &saved);
 	assert_int_equal(saved.tokens, ends[index] - (index ? ends[index - 1] : 0));
@@ -68,6 +72,8 @@ static void load_all(struct store *store, uint32_t peer, struct asked *asked)
 static void test_loaded_is_found(void **state)
 {
 	struct kvs_open_result opened;
+	struct kvs_wanted wanted;
+	struct kvs_child child;
 	struct kvs_saved saved;
 	struct store store;
 	struct asked asked;
@@ -100,8 +106,63 @@ static void test_loaded_is_found(void **state)
 	/* Another tenant's prompt has other keys. */
 	peer = store_peer_of(&store, "b", "other", 1);
 	assert_int_equal(look(&store, peer, &asked), 0);
-	assert_fails(kvs_load_begin(store.engine, peer, &asked.request, 1, saved.id, &again),
-	    KV_INVALID, "does not follow");
+	assert_ok(kvs_wanted_cut(&asked.request, 1, &wanted));
+	assert_fails(kvs_load_begin(store.engine, peer, &wanted, saved.id, &again), KV_INVALID,
+	    "does not follow");
+	assert_fails(kvs_wanted_cut(&asked.request, CUTS, &wanted), KV_INVALID, "3 cuts");
+	assert_fails(kvs_prompt_child(store.engine, peer, saved.id, asked.prompt, PROMPT, &child),
+	    KV_INVALID, "another model or tenant");
+	store_stop(&store);
+}
+
+/* Another prompt's segment, of which this one has a part, is a piece of it. */
+static void test_loaded_piece(void **state)
+{
+	const uint32_t other_ends[2] = {30, PROMPT};
+	struct kvs_segment_view view;
+	struct kvs_open_result opened;
+	struct kvs_wanted wanted;
+	struct kvs_child child;
+	struct kvs_saved saved;
+	struct store store;
+	struct asked asked;
+	uint32_t peer, tokens = 0;
+	uint64_t id = 0;
+
+	(void)state;
+	store_start(&store, NULL);
+	peer = store_peer(&store, "a");
+	ask(&asked, 100);
+	assert_ok(load_one(&store, peer, &asked, 0, KV_OK, &asked.ids[0]));
+	assert_ok(kvs_prompt_child(store.engine, peer, 0, asked.prompt, 10, &child));
+	assert_true(child.id == asked.ids[0] && child.tokens == 16 && child.common == 10);
+	assert_ok(kvs_prompt_child(store.engine, peer, asked.ids[0], asked.prompt, PROMPT, &child));
+	assert_int_equal(child.id, 0);
+	/* Nine tokens of the prompt, then others. */
+	asked.prompt[16 + 9]++;
+	wanted = (struct kvs_wanted){
+	    .start = 16, .tokens = 20, .kind = KVW_PLAIN, .token_ids = asked.prompt + 16};
+	assert_ok(kvs_wanted_show(store.engine, peer, &wanted, asked.keys[0], &saved));
+	assert_true(saved.tokens == 20 && saved.layers == saved.layout.layers);
+	assert_ok(kvs_load_begin(store.engine, peer, &wanted, asked.ids[0], &id));
+	id = kvs_load_finish(store.engine, id, KV_OK, checksums);
+	assert_true(id != 0);
+	assert_sound(&store);
+	asked.prompt[16 + 9]--;
+	assert_ok(kvs_prompt_child(store.engine, peer, asked.ids[0], asked.prompt, PROMPT, &child));
+	assert_true(child.id == id && child.tokens == 20 && child.common == 9);
+	opened = store_open(&store, peer, NULL, asked.prompt, PROMPT, ends, CUTS);
+	assert_int_equal(opened.shared, 1);
+	assert_int_equal(opened.pieces, 1);
+	assert_ok(kvs_sequence_piece(store.engine, opened.sequence, 0, &view, &tokens));
+	assert_true(view.id == id && tokens == 9);
+	/* Cut otherwise, the first segment is a piece of it as a whole. */
+	opened = store_open(&store, peer, NULL, asked.prompt, PROMPT, other_ends, 2);
+	assert_int_equal(opened.shared, 0);
+	assert_int_equal(opened.pieces, 2);
+	wanted.tokens = 0;
+	assert_fails(kvs_load_begin(store.engine, peer, &wanted, asked.ids[0], &id), KV_INVALID,
+	    "could be stored");
 	store_stop(&store);
 }
 
@@ -208,6 +269,7 @@ static void test_unpinning_is_no_use(void **state)
 static void test_a_load_outlives_its_peer(void **state)
 {
 	uint8_t *memory = NULL;
+	struct kvs_wanted wanted;
 	struct kvs_saved saved;
 	struct store store;
 	struct asked asked;
@@ -220,7 +282,8 @@ static void test_a_load_outlives_its_peer(void **state)
 	other = store_peer(&store, "b");
 	ask(&asked, 100);
 	assert_ok(load_one(&store, peer, &asked, 0, KV_OK, &asked.ids[0]));
-	assert_ok(kvs_load_begin(store.engine, peer, &asked.request, 1, asked.ids[0], &id));
+	assert_ok(kvs_wanted_cut(&asked.request, 1, &wanted));
+	assert_ok(kvs_load_begin(store.engine, peer, &wanted, asked.ids[0], &id));
 	kvs_load_show(store.engine, id, &saved);
 	assert_fails(kvs_put_target(store.engine, peer, id, 0, saved.units[0].bytes, &memory),
 	    KV_NOT_FOUND, "reserved");
@@ -316,6 +379,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_loaded_is_found),
+	    cmocka_unit_test(test_loaded_piece),
 	    cmocka_unit_test(test_resumed_from_loaded),
 	    cmocka_unit_test(test_pins),
 	    cmocka_unit_test(test_unpinning_is_no_use),
