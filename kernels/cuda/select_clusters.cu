@@ -6,9 +6,9 @@
  * as a rule, but all of them when all votes are equal); sums of their sizes say how much of each is
  * taken. The extents' memory is the second list of the sort before it takes the result.
  *
- * Shared memory: 16 KiB of the sort and 8 of the histogram; registers under 40. So four blocks, all
- * 2,048 threads, run on a multiprocessor, but there are rarely as many jobs as multiprocessors: the
- * time is that of one block, which is bounded by its barriers.
+ * Shared memory: 16 KiB of the sort and 8 of the histogram; registers 40. So three blocks of them
+ * run on a multiprocessor, but there are rarely as many jobs as multiprocessors: the time is that
+ * of one block, which is bounded by its barriers.
  */
 #include "kernels/cuda/cluster_common.cuh"
 #include "kernels/cuda/launch_clusters.h"
