@@ -1,13 +1,22 @@
 /* Random weights, uniform: as good as normal ones here, and made several times faster. */
 #include <math.h>
+#include <pthread.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "common/base/random.h"
 #include "gpu-worker/model/synthetic_internal.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/half.h"
 
-enum { BLOCK = 32, Q8_0_BYTES = 34, Q4_0_BYTES = 18 };
+enum {
+	BLOCK = 32,
+	Q8_0_BYTES = 34,
+	Q4_0_BYTES = 18,
+	BAND = 256, /* rows with random numbers of their own */
+	MOST_THREADS = 16,
+	ALONE_BYTES = 1 << 20 /* a tensor of less is not worth a thread */
+};
 
 /* Deviation of an output of a matrix for inputs of deviation 1. */
 static const struct {
@@ -141,28 +150,87 @@ static uint64_t tensor_seed(uint64_t seed, struct gw_gguf_string name)
 	return hash;
 }
 
+/* What one thread makes: bands index, index + step, … */
+struct share {
+	const struct gw_synthetic_shape *shape;
+	const struct gw_gguf_tensor *tensor;
+	uint8_t *data;
+	uint64_t seed, row_bytes;
+	uint64_t index, step;
+};
+
+static void fill_band(const struct share *share, uint64_t band)
+{
+	const struct gw_gguf_tensor *tensor = share->tensor;
+	uint64_t columns = tensor->shape[0], end = (band + 1) * BAND;
+	float deviation = element_deviation(share->shape, tensor);
+	struct kv_random random;
+
+	kv_random_seed(&random, share->seed + band);
+	if (end > tensor->shape[1]) end = tensor->shape[1];
+	for (uint64_t row = band * BAND; row < end; row++) {
+		uint8_t *out = share->data + row * share->row_bytes;
+		float row_deviation = deviation * row_gain(share->shape, tensor, row);
+
+		if (tensor->type == KN_Q8_0)
+			fill_q8_0(&random, out, columns, row_deviation);
+		else if (tensor->type == KN_Q4_0)
+			fill_q4_0(&random, out, columns, row_deviation);
+		else
+			fill_floats(&random, tensor->type, out, columns, row_deviation);
+	}
+}
+
+static void *fill_share(void *opaque)
+{
+	const struct share *share = opaque;
+
+	for (uint64_t band = share->index; band * BAND < share->tensor->shape[1]; band += share->step)
+		fill_band(share, band);
+	return NULL;
+}
+
+static uint64_t thread_count(const struct gw_gguf_tensor *tensor)
+{
+	uint64_t bands = (tensor->shape[1] + BAND - 1) / BAND;
+	long processors = sysconf(_SC_NPROCESSORS_ONLN);
+	uint64_t count = processors > 1 ? (uint64_t)processors : 1;
+
+	if (tensor->bytes < ALONE_BYTES) return 1;
+	if (count > MOST_THREADS) count = MOST_THREADS;
+	return count < bands ? count : bands;
+}
+
 void gw_synthetic_fill(const struct gw_synthetic_shape *shape, uint64_t seed,
     const struct gw_gguf_tensor *tensor, void *data)
 {
-	uint64_t columns = tensor->shape[0], rows = tensor->shape[1];
-	uint64_t row_bytes = kn_weight_row_bytes((enum kn_weight_type)tensor->type, (uint32_t)columns);
-	float deviation = element_deviation(shape, tensor);
-	struct kv_random random;
+	uint64_t columns = tensor->shape[0], count = thread_count(tensor);
+	struct share shares[MOST_THREADS] = {{.shape = shape,
+	    .tensor = tensor,
+	    .data = data,
+	    .seed = tensor_seed(seed, tensor->name),
+	    .row_bytes = kn_weight_row_bytes((enum kn_weight_type)tensor->type, (uint32_t)columns)}};
+	pthread_t threads[MOST_THREADS];
+	int started[MOST_THREADS] = {0};
 
-	kv_random_seed(&random, tensor_seed(seed, tensor->name));
 	if (tensor->dimensions == 1) {
+		struct kv_random random;
+
+		kv_random_seed(&random, shares[0].seed);
 		fill_vector(&random, data, columns);
 		return;
 	}
-	for (uint64_t row = 0; row < rows; row++) {
-		uint8_t *out = (uint8_t *)data + row * row_bytes;
-		float gain = row_gain(shape, tensor, row);
-
-		if (tensor->type == KN_Q8_0)
-			fill_q8_0(&random, out, columns, deviation * gain);
-		else if (tensor->type == KN_Q4_0)
-			fill_q4_0(&random, out, columns, deviation * gain);
+	for (uint64_t i = 0; i < count; i++) {
+		shares[i] = shares[0];
+		shares[i].index = i;
+		shares[i].step = count;
+		/* This thread has the first share, and those for which there is no thread. */
+		started[i] = i > 0 && pthread_create(&threads[i], NULL, fill_share, &shares[i]) == 0;
+	}
+	for (uint64_t i = 0; i < count; i++) {
+		if (started[i])
+			pthread_join(threads[i], NULL);
 		else
-			fill_floats(&random, tensor->type, out, columns, deviation * gain);
+			fill_share(&shares[i]);
 	}
 }

@@ -11,6 +11,7 @@
 
 #include <cmocka.h>
 
+#include "common/base/crc32c.h"
 #include "gpu-worker/model/model.h"
 #include "gpu-worker/model/synthetic.h"
 
@@ -96,6 +97,28 @@ static void test_tensors_differ(void **state)
 	free(first);
 	free(second);
 	gw_gguf_close(file);
+}
+
+static uint32_t checksum(const char *name, const char *tensor_name)
+{
+	struct gw_gguf *file = open_named(name);
+	struct gw_gguf_tensor tensor;
+	uint8_t *bytes = take(file, tensor_name, &tensor);
+	uint32_t sum = kv_crc32c(0, bytes, (size_t)tensor.bytes);
+
+	free(bytes);
+	gw_gguf_close(file);
+	return sum;
+}
+
+/* The same everywhere, whatever the number of threads: figures of two machines are of one model. */
+static void test_pinned(void **state)
+{
+	(void)state;
+	assert_int_equal(checksum("synthetic:tiny", query), 0x39595eb3);
+	assert_int_equal(checksum("synthetic:tiny,type=f16,seed=3", query), 0x9247c856);
+	/* Large enough for threads. */
+	assert_int_equal(checksum("synthetic:llama-3.2-1b", "blk.0.attn_output.weight"), 0xb63ba373);
 }
 
 /* Elements have mean 0 and the deviation that is meant, in every type. */
@@ -234,6 +257,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_same_bytes),
 	    cmocka_unit_test(test_tensors_differ),
+	    cmocka_unit_test(test_pinned),
 	    cmocka_unit_test(test_elements),
 	    cmocka_unit_test(test_codes),
 	    cmocka_unit_test(test_shapes),
