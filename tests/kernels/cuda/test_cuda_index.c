@@ -37,6 +37,7 @@ struct list {
 static const struct list lists[] = {
     {16, 2, KN_KV_F16, 1, 2, {{70, 12, FEW_DISTINCT}, {33, 7, NOISE}}},
     {8, 1, KN_KV_F32, 1, 1, {{300, 260, FEW_DISTINCT}}},
+    {16, 1, KN_KV_BF16, 1, 1, {{70, 5, NOISE}}},
 };
 static const struct list updates[] = {{32, 9, KN_KV_F16, 1, 1, {{90, 9, PLANTED}}}};
 #else
@@ -48,6 +49,7 @@ static const struct list lists[] = {
     {128, 3, KN_KV_BF16, 1, 2, {{129, 13, BIASED}, {40, 3, NOISE}}},
     {96, 2, KN_KV_F16, 0, 1, {{64, 6, NOISE}}},
     {256, 1, KN_KV_F16, 1, 1, {{70, 5, NOISE}}},
+    {64, 1, KN_KV_F16, 0, 1, {{66, 9, NOISE}}},
     /* Under 1 % changed ends it long before that. */
     {8, 30, KN_KV_F16, 1, 2, {{777, 24, NOISE}, {300, 3, NOISE}}},
     /* Clusters of zeros are empty and refilled in every round. */
@@ -273,6 +275,47 @@ static void check_double(const struct list *l, const struct shape *s, const stru
 	kvt_free(got);
 }
 
+/* One key less the mean, and its cosine to another one less the mean. */
+static double cosine_of(
+    const struct list *l, const struct job *j, const double *mean, size_t a, size_t b)
+{
+	double dot = 0, square_a = 0, square_b = 0;
+
+	for (uint32_t d = 0; d < l->head_dim; d++) {
+		double x = (double)j->wide[a * 2 * l->head_dim + d] - mean[d];
+		double y = (double)j->wide[b * 2 * l->head_dim + d] - mean[d];
+
+		dot += x * y;
+		square_a += x * x;
+		square_b += y * y;
+	}
+	return dot / sqrt(square_a * square_b);
+}
+
+/* After one round: each key is with the first centroid that is nearest to it, which is a key; and
+ * clusters are in falling cosine. */
+static void check_nearest(const struct list *l, const struct shape *s, const struct job *j)
+{
+	double *mean = kvt_alloc(l->head_dim, sizeof *mean), before = 2;
+	uint32_t at = 0;
+
+	for (size_t i = 0; i < (size_t)s->n * l->head_dim && l->center; i++)
+		mean[i % l->head_dim] +=
+		    (double)j->wide[i / l->head_dim * 2 * l->head_dim + i % l->head_dim] / s->n;
+	for (uint32_t c = 0; c < s->clusters; c++, before = 2)
+		for (uint32_t i = 0; i < j->got.sizes[c]; i++, at++) {
+			uint32_t key = j->got.order[at];
+			double own = cosine_of(l, j, mean, key, (size_t)c * s->n / s->clusters);
+
+			for (uint32_t k = 0; k < s->clusters; k++)
+				assert_true(
+				    cosine_of(l, j, mean, key, (size_t)k * s->n / s->clusters) < own + 1e-5);
+			assert_true(own < before + 1e-5);
+			before = own;
+		}
+	kvt_free(mean);
+}
+
 static void check_same(const struct list *l, const struct shape *s, const struct job *j)
 {
 	size_t matrix = (size_t)s->clusters * l->head_dim * 2;
@@ -299,6 +342,8 @@ static void check_list(const struct list *l)
 	for (uint32_t i = 0; i < l->count; i++) {
 		check_same(l, &l->shapes[i], &jobs[i]);
 		if (l->shapes[i].kind != WITH_NAN) check_double(l, &l->shapes[i], &jobs[i]);
+		if (l->iterations == 1 && l->shapes[i].kind == NOISE)
+			check_nearest(l, &l->shapes[i], &jobs[i]);
 		job_destroy(&jobs[i]);
 	}
 	kvt_backend_close(&b);
