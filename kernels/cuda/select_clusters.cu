@@ -2,9 +2,10 @@
  *
  * One block of 512 threads a job, any number of clusters. A histogram of the clusters' tokens over
  * the leading 10 bits of the votes finds the bucket in which the budget ends; the clusters down to
- * that one, in ascending order, go through a stable radix sort of four passes (some 50 of thousands
- * as a rule, but all of them when all votes are equal); sums of their sizes say how much of each is
- * taken. The extents' memory is the second list of the sort before it takes the result.
+ * that one, in ascending order, are sorted (some 50 of thousands as a rule, but all of them when
+ * all votes are equal): up to one a thread each counts those before it, in one step; more go
+ * through a stable radix sort of four passes, in which the extents' memory is the second list
+ * before it takes the result. Sums of their sizes say how much of each is taken.
  *
  * Shared memory: 16 KiB of the sort and 8 of the histogram; registers 40. So three blocks of them
  * run on a multiprocessor, but there are rarely as many jobs as multiprocessors: the time is that
@@ -82,7 +83,21 @@ static __device__ uint32_t find_candidates(
 	return found;
 }
 
-/* The candidates in the scratch by vote. */
+/* The candidates in the scratch by vote: at most one a thread. */
+static __device__ void rank(select_memory *memory, const kn_select_job *job, uint32_t count)
+{
+	uint32_t *orders = &memory->sort.counts[0][0], at = threadIdx.x;
+	uint32_t c = at < count ? job->scratch[at] : 0, own = 0, before = 0;
+
+	if (at < count) orders[at] = own = kn_falling_order(job->votes[c]);
+	__syncthreads();
+	for (uint32_t i = 0; at < count && i < count; i++)
+		before += orders[i] < own || (orders[i] == own && i < at);
+	if (at < count) job->scratch[before] = c;
+	__syncthreads();
+}
+
+/* The same for any number of them. */
 static __device__ void sort(select_memory *memory, const kn_select_job *job, uint32_t count)
 {
 	uint32_t *from = job->scratch, *to = reinterpret_cast<uint32_t *>(job->extents);
@@ -132,7 +147,10 @@ static __global__ void __launch_bounds__(KN_SORT_THREADS) select_kernel(const kn
 	uint32_t last = last_bucket(&memory, job), count = 0;
 
 	if (job->budget != 0) count = find_candidates(&memory, job, last);
-	if (count > 1) sort(&memory, job, count);
+	if (count <= KN_SORT_THREADS)
+		rank(&memory, job, count);
+	else
+		sort(&memory, job, count);
 	take(&memory, job, count);
 }
 

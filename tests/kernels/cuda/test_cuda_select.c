@@ -231,7 +231,13 @@ static void takes_any_number_of_clusters(void **state)
 	kv_random_seed(&random, 5);
 	job_create(&jobs[0], &random, clusters, 1024, SOFTMAX);
 	job_create(&jobs[1], &random, clusters / 2 + 1, clusters * 8, EQUAL);
-	check_jobs(jobs, 2);
+	/* More than there are threads have to be ranked. */
+	job_create(&jobs[2], &random, 600, UINT32_MAX, WIDE);
+	job_create(&jobs[3], &random, 700, 1u << 16, TIES);
+	job_create(&jobs[4], &random, 1300, 25000, SPECIAL);
+	check_jobs(jobs, FEW ? 3 : 5);
+	for (uint32_t i = FEW ? 3 : 5; i < 5; i++)
+		job_destroy(&jobs[i]);
 }
 
 /* Budgets one token before, at and behind the end of a cluster, and of everything. */
