@@ -123,13 +123,13 @@ cudaError_t kn_cuda_gemm_finish(const struct kn_cuda_gemm_finish_arguments *a, c
 
 /* ---- sampling ---- */
 
-/* How one row's token is picked: gpu-worker/text/sampler.h, and min_p. */
+/* How one row's token is picked: gpu-worker/text/sampler.h, without penalties. */
 struct kn_cuda_sample_options {
 	float temperature; /* 0: greedy, the lowest id wins a tie */
 	uint32_t top_k;    /* 0: off */
 	float top_p;       /* 1: off */
-	float min_p; /* 0: off; of what is left, drop what is less probable than min_p × the best */
-	double draw; /* the random number, in [0, 1) */
+	float min_p;       /* 0: off; applied first, as the sampler does */
+	double draw;       /* the random number, in [0, 1) */
 };
 
 /* Picks as gw_sampler_pick does, but for the sums: probabilities are whole multiples of 2^-42 of

@@ -23,6 +23,7 @@ namespace
 constexpr int slice_threads = 256, threads = 256, warps = threads / 32;
 constexpr uint32_t slice = 4096;
 constexpr double one = 4398046511104.0; /* 2^42: the best token's weight */
+constexpr double negligible = -30.0;    /* one * e^-30 rounds to 0 */
 
 using weight_t = unsigned long long;
 
@@ -49,13 +50,14 @@ __device__ inline float logit_of(uint32_t order)
 	return __uint_as_float(order & 0x80000000u ? order & 0x7fffffffu : ~order);
 }
 
-__device__ inline weight_t weight_of(float logit, float best, float temperature)
+/* 0 for logits whose distance to the best is below `least`, ln min_p, and for NaN. */
+__device__ inline weight_t weight_of(
+    float logit, float best, float temperature, double least = negligible)
 {
 	double distance =
 	    (static_cast<double>(logit) - static_cast<double>(best)) / static_cast<double>(temperature);
 
-	/* Below e^-30 it rounds to 0, and a NaN counts as minus infinity. */
-	return distance >= -30.0 ? static_cast<weight_t>(exp(distance) * one + 0.5) : 0;
+	return distance >= least ? static_cast<weight_t>(exp(distance) * one + 0.5) : 0;
 }
 
 /* The larger is the better token: its logit's order, then the lower id. */
@@ -122,8 +124,11 @@ __global__ void __launch_bounds__(slice_threads) weigh_kernel(sample_run run)
 	float best = logit_of(static_cast<uint32_t>(best_of_row<slice_threads>(run, blockIdx.y) >> 32));
 
 	if (!is_drawn(o, best)) return;
+	double least = o.min_p > 0.0f ? log(static_cast<double>(o.min_p)) : negligible;
+
+	if (least < negligible) least = negligible;
 	for (uint32_t i = threadIdx.x; i < slice && first + i < run.a.vocabulary; i += slice_threads)
-		weight[first + i] = weight_of(logits[first + i], best, o.temperature);
+		weight[first + i] = weight_of(logits[first + i], best, o.temperature, least);
 }
 
 /* One row in the third launch. */
@@ -225,18 +230,18 @@ __device__ inline void measure_all(const row_view &row, weight_t *weight, weight
 	*count = sum[1];
 }
 
-/* The weight of tokens of a logit over that of `order`, and at least of weight `least`. */
-__device__ inline weight_t weight_over(const row_view &row, uint32_t order, weight_t least)
+/* The weight of tokens of a logit over that of `order`. */
+__device__ inline weight_t weight_over(const row_view &row, uint32_t order)
 {
 	weight_t sum[1] = {0};
 
 	for (uint32_t i = threadIdx.x; i < row.vocabulary; i += threads)
-		if (order_of(row.logits[i]) > order && row.weight[i] >= least) sum[0] += row.weight[i];
+		if (order_of(row.logits[i]) > order) sum[0] += row.weight[i];
 	block_sums<1>(row, sum);
 	return sum[0];
 }
 
-/* The weight of the kept prefix. */
+/* The weight of the prefix that top_k and top_p keep of what min_p has left. */
 __device__ inline weight_t kept_weight(const row_view &row, const kn_cuda_sample_options &o)
 {
 	weight_t kept, count, above;
@@ -245,7 +250,7 @@ __device__ inline weight_t kept_weight(const row_view &row, const kn_cuda_sample
 	if (o.top_k > 0 && o.top_k < count) {
 		uint32_t order = find(row, 1, o.top_k - 1, &above);
 
-		kept = weight_over(row, order, 0) +
+		kept = weight_over(row, order) +
 		       (o.top_k - above) * weight_of(logit_of(order), row.best, row.temperature);
 	}
 	if (o.top_p < 1.0f) {
@@ -257,12 +262,6 @@ __device__ inline weight_t kept_weight(const row_view &row, const kn_cuda_sample
 		weight_t each = weight_of(logit_of(order), row.best, row.temperature);
 
 		kept = above + (wanted - above + each - 1) / each * each;
-	}
-	if (o.min_p > 0.0f) {
-		double least = ceil(static_cast<double>(o.min_p < 1.0f ? o.min_p : 1.0f) * one);
-		weight_t likely = weight_over(row, 0, static_cast<weight_t>(least));
-
-		if (likely < kept) kept = likely;
 	}
 	return kept;
 }
@@ -332,8 +331,8 @@ __global__ void __launch_bounds__(threads, 1) pick_kernel(sample_run run)
 	weight_t offset = static_cast<weight_t>(o.draw * static_cast<double>(kept));
 
 	if (offset >= kept) offset = kept - 1;
-	/* What keeps all is drawn by rising id, as in the sampler. */
-	if (o.top_k == 0 && !(o.top_p < 1.0f) && !(o.min_p > 0.0f)) {
+	/* What is not sorted is drawn by rising id, as in the sampler. */
+	if (o.top_k == 0 && !(o.top_p < 1.0f)) {
 		walk(row, 0, 0, offset, id);
 		return;
 	}

@@ -1,5 +1,4 @@
-/* Sampling on the device against the worker's sampler, and against a plain one in this file that
- * knows min_p, too. */
+/* Sampling on the device against the worker's sampler, and against a plain one in this file. */
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -55,12 +54,19 @@ static int by_rank(const void *a, const void *b)
 	return x->id < y->id ? -1 : 1;
 }
 
+static int by_id(const void *a, const void *b)
+{
+	const struct candidate *x = a, *y = b;
+
+	return x->id < y->id ? -1 : 1;
+}
+
 /* The whole of it, sorted, in doubles. */
 static int32_t plain_pick(
     const struct kn_cuda_sample_options *o, const float *logits, uint32_t vocabulary)
 {
 	struct candidate *all = kvt_alloc(vocabulary, sizeof *all);
-	int is_cut = o->top_k > 0 || o->top_p < 1.0f || o->min_p > 0.0f;
+	int is_sorted = o->top_k > 0 || o->top_p < 1.0f;
 	uint32_t kept = vocabulary, id = 0;
 	double sum = 0.0, total = 0.0;
 
@@ -76,6 +82,8 @@ static int32_t plain_pick(
 	}
 	for (uint32_t i = 0; i < vocabulary; i++)
 		all[i].weight = exp(((double)all[i].logit - (double)best) / (double)o->temperature);
+	while (kept > 1 && all[kept - 1].weight < (double)o->min_p)
+		kept--;
 	if (o->top_k > 0 && o->top_k < kept) kept = o->top_k;
 	for (uint32_t i = 0; i < kept; i++)
 		total += all[i].weight;
@@ -86,25 +94,15 @@ static int32_t plain_pick(
 			sum += all[least++].weight;
 		kept = least;
 	}
-	while (kept > 1 && all[kept - 1].weight < (double)o->min_p)
-		kept--;
+	if (!is_sorted) qsort(all, kept, sizeof *all, by_id);
 	sum = 0.0;
 	for (uint32_t i = 0; i < kept; i++)
 		sum += all[i].weight;
 	double left = o->draw * sum;
 
-	for (uint32_t i = 0, at = 0; i < kept; i++) {
-		/* Without a cut, by id: an order of its own. */
-		double weight = all[i].weight;
-
+	for (uint32_t i = 0; i < kept && left >= 0; i++) {
+		left -= all[i].weight;
 		id = all[i].id;
-		if (!is_cut) {
-			id = at++;
-			weight = exp(((double)logits[id] - (double)best) / (double)o->temperature);
-			if (isnan(weight)) weight = 0.0;
-		}
-		left -= weight;
-		if (left < 0) break;
 	}
 	kvt_free(all);
 	return (int32_t)id;
@@ -114,7 +112,13 @@ static int32_t plain_pick(
 static int32_t worker_pick(
     struct kn_cuda_sample_options *o, uint64_t seed, const float *logits, uint32_t vocabulary)
 {
-	struct gw_sampler_options options = {o->temperature, o->top_k, o->top_p, seed};
+	struct gw_sampler_options options = {
+	    .temperature = o->temperature,
+	    .top_k = o->top_k,
+	    .top_p = o->top_p,
+	    .min_p = o->min_p,
+	    .seed = seed,
+	};
 	struct gw_sampler sampler;
 
 	assert_int_equal(gw_sampler_init(&sampler, &options), KV_OK);
@@ -191,10 +195,8 @@ static void check_against_worker(const float *logits, uint32_t vocabulary)
 	int32_t want[TRIALS], got[TRIALS];
 
 	memcpy(options, trials, sizeof options);
-	for (uint32_t n = 0; n < TRIALS; n++) {
-		options[n].min_p = 0.0f;
+	for (uint32_t n = 0; n < TRIALS; n++)
 		want[n] = worker_pick(&options[n], 77 + n, logits, vocabulary);
-	}
 	device_pick(logits, vocabulary, 1, options, TRIALS, got);
 	check_ids("worker", options, got, want, vocabulary);
 }
