@@ -3,9 +3,10 @@
  * update_kernel and publish_kernel sum in ascending position, as every backend does: one block a
  * cluster, one thread a channel, members in the order that order_members put them into.
  * Neighbouring threads read neighbouring channels of one row. A thread's chain of additions is as
- * long as its cluster, some 32 members; several members are loaded before they are added. Shared
- * memory: the centroid, 1 KiB, for its norm. Registers 32, blocks of at most 256 threads (512 for
- * keys and values): occupancy is bounded by the threads of a multiprocessor alone.
+ * long as its cluster, some 32 members as a rule, hundreds in a large one: the lanes of a warp bring
+ * the numbers of 32 members at once, and 16 rows are under way before the first is added. Shared
+ * memory: the centroid, 1 KiB, for its norm. Registers 40 to 59 (66 of mean_kernel, with 64 rows
+ * under way): 1,024 threads on a multiprocessor, whose loads hide each other.
  *
  * paper_kernel is the paper's (ClusterKV, arXiv 2412.03213, "kernel-level optimization"), for
  * `clusterkv-paper`. 512 threads, P of them (16 or 32) for the channels of a key, 512 / P keys at a
@@ -25,7 +26,13 @@
 #include "kernels/cuda/index_work.h"
 #include "kernels/cuda/kv_element.cuh"
 
-enum { PAPER_THREADS = 512, NORM_THREADS = 128, MAX_THREADS = 2 * KN_MAX_HEAD_DIM };
+enum {
+	PAPER_THREADS = 512,
+	NORM_THREADS = 128,
+	MAX_THREADS = 2 * KN_MAX_HEAD_DIM,
+	MEMBERS = 16, /* loaded at once by a thread: members of a cluster, */
+	ROWS = 64     /* and rows for the mean of all */
+};
 
 /* One thread: the norm of a centroid, 1 for 0. */
 static __device__ float norm_of(const float *centroid, uint32_t head_dim)
@@ -53,18 +60,43 @@ static __device__ void set_centroid(
 	if (d == 0) s->norms[c] = norm_of(centroid, head_dim);
 }
 
-/* The mean of channel `d` over the members of cluster `c`; channels from head_dim on are values. */
+/* The sum of BATCH rows' channel `d`, onto `sum`, in order: all of them are loaded before the first
+ * is added. row(k) is row number k of them, of which there are `count`. */
+template <typename T, int BATCH, typename Row>
+static __device__ float add_rows(
+    const kn_index_job *job, uint32_t count, uint32_t d, float sum, Row row)
+{
+	float x[BATCH];
+
+#pragma unroll
+	for (uint32_t k = 0; k < BATCH; k++) {
+		uint32_t i = row(k);
+
+		x[k] = k < count ? kn_element<T>(job->rows + i * job->row_stride, d) : 0.0f;
+	}
+#pragma unroll
+	for (uint32_t k = 0; k < BATCH; k++)
+		sum = k < count ? sum + x[k] : sum;
+	return sum;
+}
+
+/* The mean of channel `d` over the members of cluster `c`; channels from head_dim on are values.
+ * For whole warps: each lane has a member of the next KN_WARP at hand. */
 template <typename T>
 static __device__ float mean_of(
     const kn_index_job *job, const kn_index_arrays *s, uint32_t c, uint32_t d)
 {
 	uint32_t first = s->starts[c], last = s->starts[c + 1];
-	const uint32_t *members = s->members;
 	float sum = 0.0f;
 
-#pragma unroll 4
-	for (uint32_t i = first; i < last; i++)
-		sum += kn_element<T>(job->rows + members[i] * job->row_stride, d);
+	for (uint32_t base = first; base < last; base += KN_WARP) {
+		uint32_t own = base + threadIdx.x % KN_WARP;
+		uint32_t member = own < last ? s->members[own] : 0;
+
+		for (uint32_t i = 0; i < KN_WARP && base + i < last; i += MEMBERS)
+			sum = add_rows<T, MEMBERS>(job, last - base - i, d, sum,
+			    [=](uint32_t k) { return __shfl_sync(kn_all_lanes, member, i + k); });
+	}
 	return sum / (float)(last - first);
 }
 
@@ -78,9 +110,8 @@ template <typename T> static __global__ void mean_kernel(kn_index_work w)
 	float sum = 0.0f;
 
 	if (d >= w.head_dim) return;
-#pragma unroll 16
-	for (uint32_t i = 0; i < n; i++)
-		sum += kn_element<T>(job->rows + i * job->row_stride, d);
+	for (uint32_t i = 0; i < n; i += ROWS)
+		sum = add_rows<T, ROWS>(job, n - i, d, sum, [=](uint32_t k) { return i + k; });
 	s.mean[d] = sum / (float)job->n;
 }
 
@@ -109,10 +140,10 @@ static __global__ void __launch_bounds__(KN_MAX_HEAD_DIM) update_kernel(kn_index
 {
 	const kn_index_job *job = &w.jobs[blockIdx.y];
 	const kn_index_arrays s = kn_index_arrays_of(&w, blockIdx.y);
-	uint32_t c = blockIdx.x, d = threadIdx.x;
+	uint32_t c = blockIdx.x, d = min(threadIdx.x, w.head_dim - 1);
 
 	if (c >= job->clusters || s.state->done) return;
-	set_centroid(&s, c, w.head_dim, d < w.head_dim ? mean_of<T>(job, &s, c, d) : 0.0f);
+	set_centroid(&s, c, w.head_dim, mean_of<T>(job, &s, c, d));
 }
 
 template <typename T>
@@ -120,11 +151,12 @@ static __global__ void __launch_bounds__(MAX_THREADS) publish_kernel(kn_index_wo
 {
 	const kn_index_job *job = &w.jobs[blockIdx.y];
 	const kn_index_arrays s = kn_index_arrays_of(&w, blockIdx.y);
-	uint32_t c = blockIdx.x, d = threadIdx.x;
+	uint32_t c = blockIdx.x, d = min(threadIdx.x, 2 * w.head_dim - 1);
 
-	if (c >= job->clusters || d >= 2 * w.head_dim) return;
+	if (c >= job->clusters) return;
 	uint16_t mean = (uint16_t)kn_narrow_f16(mean_of<T>(job, &s, c, d));
 
+	if (d != threadIdx.x) return;
 	if (d < w.head_dim)
 		job->centroids[(size_t)c * w.head_dim + d] = mean;
 	else
