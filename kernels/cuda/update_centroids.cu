@@ -3,10 +3,10 @@
  * update_kernel and publish_kernel sum in ascending position, as every backend does: one block a
  * cluster, one thread a channel, members in the order that order_members put them into.
  * Neighbouring threads read neighbouring channels of one row. A thread's chain of additions is as
- * long as its cluster, some 32 members as a rule, hundreds in a large one: the lanes of a warp bring
- * the numbers of 32 members at once, and 16 rows are under way before the first is added. Shared
- * memory: the centroid, 1 KiB, for its norm. Registers 40 to 59 (66 of mean_kernel, with 64 rows
- * under way): 1,024 threads on a multiprocessor, whose loads hide each other.
+ * long as its cluster, some 32 members as a rule, hundreds in a large one: the lanes of a warp
+ * bring the numbers of 32 members at once, and 16 rows are under way before the first is added.
+ * Shared memory: the centroid, 1 KiB, for its norm. Registers 40 to 59 (66 of mean_kernel, with 64
+ * rows under way): 1,024 threads on a multiprocessor, whose loads hide each other.
  *
  * paper_kernel is the paper's (ClusterKV, arXiv 2412.03213, "kernel-level optimization"), for
  * `clusterkv-paper`. 512 threads, P of them (16 or 32) for the channels of a key, 512 / P keys at a
