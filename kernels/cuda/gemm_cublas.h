@@ -9,6 +9,7 @@
  *   precision   activations         weights   sums                path
  *   default     f16, rows scaled    f16       float               cublasGemmEx, COMPUTE_32F
  *   fp32        float               float     float, never TF32   cublasSgemm, PEDANTIC_MATH
+ * Weights beyond ±65,504 are held there at default precision.
  *
  * A row's bits do depend on the number of rows: cuBLAS chooses a kernel by shape. Prefill chunks
  * end at absolute multiples of the chunk length, so that a prompt meets the same shapes every time;
@@ -27,8 +28,10 @@ extern "C" {
 #endif
 
 struct kn_cuda_gemm {
-	cublasHandle_t handle; /* the caller's, with its workspace set where graphs are captured */
-	void *scratch;         /* device memory, 256-byte aligned; used by one call at a time */
+	/* The caller's. Bound to `stream` where it is not: as that takes its workspace away, whoever
+	 * captures graphs binds it first and sets the workspace then. */
+	cublasHandle_t handle;
+	void *scratch; /* device memory, 256-byte aligned; for the calls of one stream */
 	uint32_t max_rows, max_columns; /* what the scratch memory was sized for */
 };
 
