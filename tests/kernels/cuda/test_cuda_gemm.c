@@ -74,7 +74,9 @@ static void check_f16_row(
 			    "row %u element %u: %g became %04x, not %04x", n, k, (double)row[k], got[k], want);
 		largest = fmaxf(largest, fabsf(kn_half_to_float(got[k])));
 	}
-	if (isfinite(largest) && n >= 2) assert_true(largest >= 1.0f && largest <= 32768.0f);
+	/* All but tiny rows, and those that keep their values as they have none to scale by. */
+	if (scale < 1e30f && (scale < 1.0f || scale > 1.0f))
+		assert_true(largest >= 16384.0f && largest <= 32768.0f);
 }
 
 static void check_pack(uint32_t columns, uint32_t first, uint32_t count)
