@@ -47,7 +47,9 @@ struct gw_cluster_cache {
 static enum kv_status take_memory(struct gw_cluster_cache *cache)
 {
 	struct kv_allocator *allocator = cache->options.allocator;
+	const struct kn_device *device = &cache->options.device;
 	size_t bytes = cache->options.row_bytes * GW_CACHE_PAGE_ROWS * cache->page_count;
+	size_t warm = cache->options.warm_bytes < bytes ? cache->options.warm_bytes : bytes;
 	void *memory;
 
 	cache->next_page = kv_alloc_array(allocator, cache->page_count, sizeof *cache->next_page);
@@ -58,11 +60,11 @@ static enum kv_status take_memory(struct gw_cluster_cache *cache)
 		return KV_NO_MEMORY;
 	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct map_key),
 		kv_random_entropy(), &cache->map));
-	KV_TRY(cache->options.ops->buffer_create(cache->options.backend, KN_DEVICE, bytes, &memory));
+	KV_TRY(kn_device_alloc(device, KN_DEVICE, bytes, &memory));
 	cache->memory = memory;
 	/* Free pages are handed out in ascending order: these are the first that are used. */
-	memset(memory, 0, cache->options.warm_bytes < bytes ? cache->options.warm_bytes : bytes);
-	return KV_OK;
+	KV_TRY(device->ops->fill(device->backend, device->stream, memory, 0, warm));
+	return kn_device_wait(device);
 }
 
 enum kv_status gw_cluster_cache_create(const struct gw_cache_options *options,
@@ -97,8 +99,7 @@ void gw_cluster_cache_destroy(struct gw_cluster_cache *cache)
 
 	if (cache == NULL) return;
 	allocator = cache->options.allocator;
-	if (cache->memory != NULL)
-		cache->options.ops->buffer_destroy(cache->options.backend, cache->memory);
+	kn_device_free(&cache->options.device, cache->memory);
 	kv_hash_map_destroy(cache->map);
 	kv_free(allocator, cache->next_page);
 	kv_free(allocator, cache->slots);

@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "kernels/backend.h"
+#include "kernels/device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,11 +35,10 @@ struct gw_cache_key {
 
 struct gw_cache_options {
 	struct kv_allocator *allocator;
-	const struct kn_backend_ops *ops;
-	struct kn_backend *backend;
+	struct kn_device device;   /* the rows are KN_DEVICE memory of it */
 	uint64_t capacity_bytes;   /* rounded down to pages */
 	size_t row_bytes;
-	uint64_t warm_bytes;       /* touched at creation, so that first steps do not wait for pages */
+	uint64_t warm_bytes;       /* written at creation, so that first steps do not wait for pages */
 	uint32_t recency;          /* 0: by bytes alone */
 };
 

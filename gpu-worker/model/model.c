@@ -18,6 +18,7 @@ struct gw_model {
 	struct kn_weight *output; /* NULL where the embedding serves (tied) */
 	float *output_norm;
 	float *inverse_frequency;
+	int32_t *ids;            /* backend memory [max_rows] */
 	struct gw_layer *layers; /* [shape.layers] */
 };
 
@@ -78,6 +79,9 @@ static enum kv_status create_scratch(struct gw_model *model)
 	    context->backend, KN_DEVICE, rows * 2 * model->shape.feed_forward * sizeof(float),
 	    &buffer));
 	context->gate_up = buffer;
+	KV_TRY(context->ops->buffer_create(
+	    context->backend, KN_DEVICE, rows * sizeof *model->ids, &buffer));
+	model->ids = buffer;
 	return KV_OK;
 }
 
@@ -148,6 +152,7 @@ void gw_model_close(struct gw_model *model)
 	if (model->output) ops->weight_destroy(backend, model->output);
 	if (model->output_norm) ops->buffer_destroy(backend, model->output_norm);
 	if (model->inverse_frequency) ops->buffer_destroy(backend, model->inverse_frequency);
+	if (model->ids) ops->buffer_destroy(backend, model->ids);
 	if (model->context.normed) ops->buffer_destroy(backend, model->context.normed);
 	if (model->context.gate_up) ops->buffer_destroy(backend, model->context.gate_up);
 	kv_free(model->allocator, model);
@@ -189,15 +194,18 @@ static enum kv_status check_call(const struct gw_model *model, uint32_t layer, u
 
 enum kv_status gw_model_embed(struct gw_model *model, const int32_t *ids, uint32_t count, float *x)
 {
+	const struct gw_block_context *context = &model->context;
 	const struct kn_embed_arguments embed = {
 	    .table = model->embedding,
-	    .ids = ids,
+	    .ids = model->ids,
 	    .out = x,
 	    .count = count,
 	};
 
 	KV_TRY(check_call(model, 0, count));
-	return model->context.ops->embed(model->context.backend, model->context.stream, &embed);
+	KV_TRY(context->ops->upload(
+	    context->backend, context->stream, model->ids, ids, count * sizeof *ids));
+	return context->ops->embed(context->backend, context->stream, &embed);
 }
 
 enum kv_status gw_model_project(struct gw_model *model, uint32_t layer, const float *x,

@@ -9,11 +9,11 @@ enum kv_status gw_attach_unit(struct gw_sequence *sequence, uint32_t layer, uint
 	size_t stride = unit->layout.head_bytes;
 
 	if (!state->ops->clustered)
-		return gw_token_rows_append(&state->recent, rows, stride, unit->shape.tokens);
+		return gw_token_rows_upload(&state->recent, rows, stride, unit->shape.tokens);
 	if (segment->kind == KVW_PLAIN)
-		KV_TRY(gw_token_rows_append(&state->recent, rows, stride, unit->shape.tokens));
+		KV_TRY(gw_token_rows_upload(&state->recent, rows, stride, unit->shape.tokens));
 	else
-		KV_TRY(gw_token_rows_append(&state->sinks, rows, stride, unit->shape.plain));
+		KV_TRY(gw_token_rows_upload(&state->sinks, rows, stride, unit->shape.plain));
 	return gw_unit_attach(state, unit, memory, ordinal);
 }
 
@@ -27,6 +27,7 @@ enum kv_status gw_attach_layer(struct gw_sequence *sequence, uint32_t layer, uin
 		KV_TRY(gw_unit_describe(sequence->pipeline, segment, layer, &unit));
 		KV_TRY(gw_unit_read(sequence->pipeline, segment, layer, &unit, buffer, &memory));
 		KV_TRY(gw_attach_unit(sequence, layer, i, segment, &unit, memory));
+		KV_TRY(kn_device_wait(&sequence->pipeline->device));
 	}
 	return KV_OK;
 }

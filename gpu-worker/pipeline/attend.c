@@ -8,8 +8,7 @@ enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence 
 	uint32_t count, uint32_t layer)
 {
 	const struct gw_policy_context context = {&pipeline->options.policy, pipeline->shape,
-		pipeline->options.ops, pipeline->options.backend, pipeline->options.stream,
-		pipeline->select_scratch};
+		pipeline->device, pipeline->select_scratch};
 	uint32_t kv_heads = pipeline->shape->kv_heads;
 	size_t width = gw_model_qkv_width(pipeline->options.model);
 	const struct gw_layer_ops *ops = batch[0]->layers[layer].ops;
@@ -73,8 +72,7 @@ static enum kv_status finish_round(struct gw_pipeline *pipeline, struct gw_seque
 		kvc_check(pipeline->options.store) == KV_OK) {
 		if (kv_log_allows(&pipeline->degrade_log, "pipeline"))
 			kv_warning("pipeline", "a step estimates what the store did not bring in time");
-		gw_round_degrade(pipeline, batch, layer);
-		status = KV_OK;
+		status = gw_round_degrade(pipeline, batch, layer);
 	}
 	KV_TRY(status);
 	seconds = kv_seconds_since(start);

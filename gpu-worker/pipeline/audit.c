@@ -4,7 +4,10 @@
  *
  * Keys of the prefix are packed once for each layer, as fp16, so that the score kernel can read
  * them like centroids: each token is a cluster of one. With f32 key/values the audit's own
- * logits are therefore rounded to fp16 keys. */
+ * logits are therefore rounded to fp16 keys.
+ *
+ * All of it is computed on memory of the host, by the cpu backend where the pipeline's cannot use
+ * that memory: queries, output and window of a row are brought here then. */
 #include <math.h>
 #include <string.h>
 
@@ -27,6 +30,10 @@ struct gw_audit {
 	uint8_t *attended;   /* [capacity] */
 	struct kn_span *spans;
 	float *full;         /* [group][head_dim] */
+	/* Of the row and layer that is audited; NULL where the pipeline's memory is the host's. */
+	float *q, *attention; /* [heads][head_dim] */
+	uint8_t *window;     /* [kv_heads][window_room][row_bytes] */
+	uint32_t window_room;
 };
 
 void gw_audit_destroy(struct gw_sequence *sequence)
@@ -50,8 +57,28 @@ void gw_audit_destroy(struct gw_sequence *sequence)
 	kv_free(allocator, audit->attended);
 	kv_free(allocator, audit->spans);
 	kv_free(allocator, audit->full);
+	kv_free(allocator, audit->q);
+	kv_free(allocator, audit->attention);
+	kv_free(allocator, audit->window);
 	kv_free(allocator, audit);
 	sequence->audit = NULL;
+}
+
+static enum kv_status create_row(struct gw_sequence *sequence)
+{
+	const struct gw_pipeline *pipeline = sequence->pipeline;
+	struct kv_allocator *allocator = pipeline->options.allocator;
+	const struct gw_policy_options *policy = &pipeline->options.policy;
+	size_t width = (size_t)pipeline->shape->heads * pipeline->shape->head_dim;
+	struct gw_audit *audit = sequence->audit;
+
+	if (pipeline->device.ops->unified) return KV_OK;
+	audit->window_room = policy->window + policy->fold;
+	audit->q = kv_alloc_array(allocator, width, sizeof *audit->q);
+	audit->attention = kv_alloc_array(allocator, width, sizeof *audit->attention);
+	audit->window = kv_alloc_array(allocator, (size_t)pipeline->shape->kv_heads *
+		audit->window_room, pipeline->row_bytes);
+	return audit->q && audit->attention && audit->window ? KV_OK : KV_NO_MEMORY;
 }
 
 static enum kv_status create(struct gw_sequence *sequence)
@@ -81,7 +108,39 @@ static enum kv_status create(struct gw_sequence *sequence)
 		return KV_NO_MEMORY;
 	for (uint32_t i = 0; i < n; i++)
 		audit->ones[i] = 1;
+	return create_row(sequence);
+}
+
+/* What the host cannot read where it is. */
+static enum kv_status bring_row(struct gw_sequence *sequence, const struct gw_token_rows *recent,
+	const float **q, const float **attention)
+{
+	const struct gw_pipeline *pipeline = sequence->pipeline;
+	const struct kn_device *device = &pipeline->device;
+	struct gw_audit *audit = sequence->audit;
+	size_t bytes = (size_t)pipeline->shape->heads * pipeline->shape->head_dim * sizeof(float);
+
+	if (device->ops->unified) return KV_OK;
+	KV_TRY(kn_device_download(device, audit->q, *q, bytes));
+	KV_TRY(kn_device_download(device, audit->attention, *attention, bytes));
+	for (uint32_t head = 0; head < recent->kv_heads; head++)
+		KV_TRY(kn_device_download(device,
+			audit->window + (size_t)head * audit->window_room * recent->row_bytes,
+			gw_token_rows_at(recent, head, 0), recent->count * recent->row_bytes));
+	KV_TRY(kn_device_wait(device));
+	*q = audit->q;
+	*attention = audit->attention;
 	return KV_OK;
+}
+
+/* The window's rows of a head, readable by the host. */
+static const uint8_t *window_rows(const struct gw_sequence *sequence,
+	const struct gw_token_rows *recent, uint32_t head)
+{
+	const struct gw_audit *audit = sequence->audit;
+
+	if (audit->window == NULL) return gw_token_rows_at(recent, head, 0);
+	return audit->window + (size_t)head * audit->window_room * recent->row_bytes;
 }
 
 static void pack_row(const struct gw_pipeline *pipeline, const uint8_t *row, uint16_t *key)
@@ -202,7 +261,7 @@ static enum kv_status score_prefix(struct gw_sequence *sequence, uint32_t layer,
 	const float *q, uint32_t prefix)
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
-	const struct gw_pipeline_options *o = &pipeline->options;
+	const struct kn_device *device = &pipeline->audit_device;
 	struct gw_audit *audit = sequence->audit;
 	struct kn_score_job job = {0};
 	struct kn_score_arguments a = {0};
@@ -219,13 +278,13 @@ static enum kv_status score_prefix(struct gw_sequence *sequence, uint32_t layer,
 	a.group = gw_shape_group(pipeline->shape);
 	a.head_dim = pipeline->shape->head_dim;
 	a.scale = pipeline->shape->attention_scale;
-	return o->ops->score(o->backend, o->stream, &a);
+	return device->ops->score(device->backend, device->stream, &a);
 }
 
 /* The tokens with the most probability, summed over the group: how many of them were attended? */
 static enum kv_status add_recall(struct gw_sequence *sequence, uint32_t prefix, uint32_t budget)
 {
-	const struct gw_pipeline_options *o = &sequence->pipeline->options;
+	const struct kn_device *device = &sequence->pipeline->audit_device;
 	struct gw_audit *audit = sequence->audit;
 	struct kn_select_job job = {0};
 	struct kn_select_counts counts = {0};
@@ -240,7 +299,7 @@ static enum kv_status add_recall(struct gw_sequence *sequence, uint32_t prefix, 
 	job.rest = audit->rest;
 	job.counts = &counts;
 	job.scratch = audit->order;
-	KV_TRY(o->ops->select(o->backend, o->stream, &a));
+	KV_TRY(device->ops->select(device->backend, device->stream, &a));
 	for (uint32_t i = 0; i < counts.extents; i++)
 		found += audit->attended[audit->best[i].cluster];
 	if (counts.extents > 0) {
@@ -256,6 +315,7 @@ static enum kv_status attend_fully(struct gw_sequence *sequence, uint32_t layer,
 {
 	struct gw_pipeline *pipeline = sequence->pipeline;
 	const struct gw_pipeline_options *o = &pipeline->options;
+	const struct kn_device *device = &pipeline->audit_device;
 	const struct gw_layer_state *state = &sequence->layers[layer];
 	struct gw_audit *audit = sequence->audit;
 	struct kn_attend_job job = {0};
@@ -269,7 +329,7 @@ static enum kv_status attend_fully(struct gw_sequence *sequence, uint32_t layer,
 		audit->spans[job.span_count].rows = gw_unit_row(unit, memory, head, 0);
 		audit->spans[job.span_count++].count = unit->shape.tokens;
 	}
-	audit->spans[job.span_count].rows = gw_token_rows_at(&state->recent, head, 0);
+	audit->spans[job.span_count].rows = window_rows(sequence, &state->recent, head);
 	audit->spans[job.span_count++].count = state->recent.count;
 	job.q = q;
 	job.out = audit->full;
@@ -280,7 +340,7 @@ static enum kv_status attend_fully(struct gw_sequence *sequence, uint32_t layer,
 	a.head_dim = pipeline->shape->head_dim;
 	a.kv_type = o->kv_type;
 	a.scale = pipeline->shape->attention_scale;
-	return o->ops->attend_sparse(o->backend, o->stream, &a);
+	return device->ops->attend_sparse(device->backend, device->stream, &a);
 }
 
 static void add_output_error(struct gw_sequence *sequence, const float *attention)
@@ -315,11 +375,12 @@ enum kv_status gw_audit_row(struct gw_sequence *sequence, uint32_t layer, const 
 	KV_TRY(pack_entries(sequence, layer));
 	prefix = sequence->audit->layers[layer].tokens + window;
 	if (prefix == 0) return KV_OK;
+	KV_TRY(bring_row(sequence, &state->recent, &q, &attention));
 	for (uint32_t head = 0; head < shape->kv_heads; head++) {
 		size_t first = (size_t)head * group * shape->head_dim;
 
 		pack_rows(sequence, layer, head, prefix - window,
-			gw_token_rows_at(&state->recent, head, 0), window);
+			window_rows(sequence, &state->recent, head), window);
 		KV_TRY(score_prefix(sequence, layer, head, q + first, prefix));
 		mark_attended(sequence, layer, head, &selections[head], prefix);
 		add_lost_mass(sequence, prefix, group);

@@ -17,10 +17,33 @@ void gw_round_destroy(struct gw_pipeline *pipeline)
 	kv_free(allocator, round->spans);
 	kv_free(allocator, round->reads);
 	kv_free(allocator, round->missed);
-	kv_free(allocator, round->exact_mass);
-	if (round->staging != NULL)
-		pipeline->options.ops->buffer_destroy(pipeline->options.backend, round->staging);
+	kv_free(allocator, round->copies);
+	kn_device_free(&pipeline->device, round->exact_mass);
+	kn_device_free(&pipeline->device, round->staging);
+	kn_device_free(&pipeline->device, round->arrival);
 	*round = (struct gw_round){0};
+}
+
+static enum kv_status create_buffers(struct gw_pipeline *pipeline, size_t staging)
+{
+	const struct kn_device *device = &pipeline->device;
+	struct gw_round *round = &pipeline->round;
+	void *memory = NULL;
+
+	KV_TRY(kn_device_alloc(device, KN_SHARED,
+		(size_t)pipeline->options.max_batch * pipeline->shape->heads * sizeof(float), &memory));
+	round->exact_mass = memory;
+	if (staging == 0) return KV_OK;
+	KV_TRY(kn_device_alloc(device, KN_DEVICE, staging, &memory));
+	round->staging = memory;
+	round->staging_bytes = staging;
+	if (device->ops->unified) return KV_OK;
+	round->copies = kv_alloc_array(pipeline->options.allocator, round->read_capacity,
+		sizeof *round->copies);
+	if (round->copies == NULL) return KV_NO_MEMORY;
+	KV_TRY(kn_device_alloc(device, KN_SHARED, staging, &memory));
+	round->arrival = memory;
+	return KV_OK;
 }
 
 static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t spans, size_t staging)
@@ -28,24 +51,14 @@ static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t spans,
 	struct kv_allocator *allocator = pipeline->options.allocator;
 	struct gw_round *round = &pipeline->round;
 	size_t rows = pipeline->options.max_batch;
-	void *memory = NULL;
 
 	round->span_capacity = round->read_capacity = spans;
 	round->jobs = kv_alloc_array(allocator, rows * pipeline->shape->kv_heads, sizeof *round->jobs);
 	round->spans = kv_alloc_array(allocator, round->span_capacity, sizeof *round->spans);
 	round->reads = kv_alloc_array(allocator, round->read_capacity, sizeof *round->reads);
 	round->missed = kv_alloc_array(allocator, round->span_capacity, sizeof *round->missed);
-	round->exact_mass =
-		kv_alloc_array(allocator, rows * pipeline->shape->heads, sizeof *round->exact_mass);
-	if (!round->jobs || !round->spans || !round->reads || !round->missed || !round->exact_mass)
-		return KV_NO_MEMORY;
-	if (staging > 0) {
-		KV_TRY(pipeline->options.ops->buffer_create(pipeline->options.backend, KN_DEVICE,
-			staging, &memory));
-		round->staging = memory;
-		round->staging_bytes = staging;
-	}
-	return KV_OK;
+	if (!round->jobs || !round->spans || !round->reads || !round->missed) return KV_NO_MEMORY;
+	return create_buffers(pipeline, staging);
 }
 
 /* Spans of one row: sinks, window, and for each extent its pages, which may all lie apart. */
@@ -95,13 +108,14 @@ void gw_round_begin(struct gw_pipeline *pipeline)
 
 	round->job_count = round->span_count = round->read_count = round->row_count = 0;
 	round->missed_count = 0;
-	round->staging_used = 0;
+	round->staging_used = round->arrival_used = 0;
 	if (pipeline->cache != NULL) gw_cluster_cache_begin(pipeline->cache);
 }
 
 int gw_round_has_room(const struct gw_pipeline *pipeline, const struct gw_selection *selections)
 {
 	const struct gw_round *round = &pipeline->round;
+	size_t used = round->arrival != NULL ? round->arrival_used : round->staging_used;
 	uint32_t spans = 0;
 	size_t staging = 0;
 
@@ -112,7 +126,7 @@ int gw_round_has_room(const struct gw_pipeline *pipeline, const struct gw_select
 	}
 	return spans <= round->span_capacity - round->span_count &&
 		spans <= round->read_capacity - round->read_count &&
-		staging <= round->staging_bytes - round->staging_used;
+		staging <= round->staging_bytes - used;
 }
 
 struct extent_place {
@@ -126,13 +140,24 @@ struct extent_place {
 static void add_read(struct gw_pipeline *pipeline, const struct extent_place *place, uint32_t from,
 	uint32_t rows, uint8_t *destination)
 {
-	struct kvc_read *read = &pipeline->round.reads[pipeline->round.read_count++];
+	struct gw_round *round = &pipeline->round;
+	struct kvc_read *read = &round->reads[round->read_count];
 
 	read->segment = place->segment;
 	read->layer = place->layer;
 	read->offset = place->offset + (uint64_t)from * pipeline->row_bytes;
 	read->bytes = (uint64_t)rows * pipeline->row_bytes;
 	read->destination = destination;
+	if (round->arrival != NULL) {
+		struct kn_copy_job *copy = &round->copies[round->read_count];
+
+		read->destination = round->arrival + round->arrival_used;
+		copy->source = round->arrival + round->arrival_used;
+		copy->destination = destination;
+		copy->bytes = read->bytes;
+		round->arrival_used += read->bytes;
+	}
+	round->read_count++;
 }
 
 static void add_span(struct gw_round *round, const uint8_t *rows, uint32_t count)
@@ -274,14 +299,13 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 }
 
 static void leave_out(struct gw_round *round, const struct gw_missed *missed,
-	struct gw_selection *selection, uint32_t cluster_tokens)
+	struct gw_selection *selection)
 {
 	struct kn_attend_job *job = &round->jobs[missed->job];
 	struct kn_span *spans = round->spans + missed->span;
 	const struct kn_span *next = spans + missed->span_count;
 	struct kn_extent *extent = selection->extents + missed->extent;
 
-	selection->rest[extent->cluster] = cluster_tokens;
 	selection->tokens -= extent->count;
 	memmove(spans, next, (size_t)(job->spans + job->span_count - next) * sizeof *spans);
 	job->span_count -= missed->span_count;
@@ -290,7 +314,7 @@ static void leave_out(struct gw_round *round, const struct gw_missed *missed,
 	selection->extent_count--;
 }
 
-void gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+enum kv_status gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t layer)
 {
 	struct gw_round *round = &pipeline->round;
@@ -304,14 +328,27 @@ void gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *b
 		const struct gw_cluster_index *index = batch[row]->layers[layer].index;
 		uint32_t cluster = selection->extents[missed->extent].cluster;
 		uint64_t step = batch[row]->report.decode_steps + 1;
+		const uint32_t *size = &index->sizes[(size_t)head * index->capacity + cluster];
 
-		leave_out(round, missed, selection,
-			index->sizes[(size_t)head * index->capacity + cluster]);
+		KV_TRY(kn_device_upload(&pipeline->device, &selection->rest[cluster], size,
+			sizeof *size));
+		leave_out(round, missed, selection);
 		batch[row]->report.degraded_steps += batch[row]->degraded_at != step;
 		batch[row]->degraded_at = step;
 		if (batch[row]->stored != NULL) kvc_sequence_keep_own(batch[row]->stored);
 	}
 	round->missed_count = 0;
+	return KV_OK;
+}
+
+/* What arrived is put into place before anything that is queued from now on reads it. */
+static enum kv_status place_arrivals(struct gw_pipeline *pipeline)
+{
+	const struct kn_device *device = &pipeline->device;
+	const struct kn_copy_arguments a = {pipeline->round.copies, pipeline->round.read_count};
+
+	if (pipeline->round.arrival == NULL) return KV_OK;
+	return device->ops->copy(device->backend, device->stream, &a);
 }
 
 enum kv_status gw_round_fetch(struct gw_pipeline *pipeline)
@@ -323,6 +360,7 @@ enum kv_status gw_round_fetch(struct gw_pipeline *pipeline)
 	if (round->read_count > 0) {
 		status = kvc_fetch_start(pipeline->options.store, round->reads, round->read_count);
 		if (status == KV_OK) status = kvc_fetch_wait(pipeline->options.store);
+		if (status == KV_OK) status = place_arrivals(pipeline);
 		if (status != KV_OK) {
 			gw_cluster_cache_abandon(pipeline->cache);
 			return status;

@@ -82,7 +82,7 @@ static enum kv_status commit(struct fold *fold)
 	for (uint32_t layer = 0; layer < sequence->pipeline->shape->layers; layer++) {
 		struct gw_layer_state *state = &sequence->layers[layer];
 
-		if (state->ops->clustered) gw_token_rows_drop(&state->recent, policy->fold);
+		if (state->ops->clustered) KV_TRY(gw_token_rows_drop(&state->recent, policy->fold));
 	}
 	sequence->window_start += policy->fold;
 	return KV_OK;

@@ -78,8 +78,7 @@ static enum kv_status create_cache(struct gw_pipeline *pipeline)
 		clustered += pipeline->policy->layer(&o->policy, layer)->clustered ? 1u : 0u;
 	if (clustered == 0) return KV_OK;
 	cache.allocator = o->allocator;
-	cache.ops = o->ops;
-	cache.backend = o->backend;
+	cache.device = pipeline->device;
 	cache.row_bytes = pipeline->row_bytes;
 	cache.recency = o->cache_recency;
 	cache.warm_bytes = selected_bytes(pipeline, clustered);
@@ -92,29 +91,63 @@ static enum kv_status create_cache(struct gw_pipeline *pipeline)
 	return gw_cluster_cache_create(&cache, &pipeline->cache);
 }
 
+static enum kv_status create_floats(struct gw_pipeline *pipeline, size_t rows, size_t width,
+	float **floats)
+{
+	void *memory = NULL;
+
+	KV_TRY(kn_device_alloc(&pipeline->device, KN_DEVICE, rows * width * sizeof(float), &memory));
+	*floats = memory;
+	return KV_OK;
+}
+
 static enum kv_status create_rows(struct gw_pipeline *pipeline)
 {
 	const struct gw_pipeline_options *o = &pipeline->options;
 	const struct gw_model_shape *shape = pipeline->shape;
 	size_t rows = o->chunk > o->max_batch ? o->chunk : o->max_batch;
-	void *memory;
+	void *memory = NULL;
 
-	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE, rows * shape->hidden * sizeof(float),
-		&memory));
-	pipeline->x = memory;
-	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
-		rows * gw_model_qkv_width(o->model) * sizeof(float), &memory));
-	pipeline->qkv = memory;
-	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
-		rows * shape->heads * shape->head_dim * sizeof(float), &memory));
-	pipeline->attention = memory;
-	pipeline->positions = kv_alloc_array(o->allocator, rows, sizeof *pipeline->positions);
+	KV_TRY(create_floats(pipeline, rows, shape->hidden, &pipeline->x));
+	KV_TRY(create_floats(pipeline, rows, gw_model_qkv_width(o->model), &pipeline->qkv));
+	KV_TRY(create_floats(pipeline, rows, (size_t)shape->heads * shape->head_dim,
+		&pipeline->attention));
+	if (!o->ops->unified)
+		KV_TRY(create_floats(pipeline, o->max_batch, shape->vocabulary, &pipeline->logits));
+	KV_TRY(kn_device_alloc(&pipeline->device, KN_SHARED,
+		o->max_batch * sizeof *pipeline->positions, &memory));
+	pipeline->positions = memory;
+	pipeline->ids = kv_alloc_array(o->allocator, o->max_batch, sizeof *pipeline->ids);
 	pipeline->selections = kv_alloc_array_zero(o->allocator,
 		(size_t)o->max_batch * shape->kv_heads, sizeof *pipeline->selections);
 	pipeline->rows = kv_alloc_array_zero(o->allocator, o->max_batch, sizeof *pipeline->rows);
-	if (!pipeline->positions || !pipeline->selections || !pipeline->rows)
+	if (!pipeline->ids || !pipeline->selections || !pipeline->rows)
 		return KV_NO_MEMORY;
 	return KV_OK;
+}
+
+/* --audit reads all key/values and adds up what it computes from them: on memory of the host. */
+static enum kv_status open_audit(struct gw_pipeline *pipeline)
+{
+	const struct gw_pipeline_options *o = &pipeline->options;
+	struct kn_backend_options cpu = {.allocator = o->allocator};
+	struct kn_device *device = &pipeline->audit_device;
+
+	if (!o->audit || o->ops->unified) {
+		*device = pipeline->device;
+		return KV_OK;
+	}
+	KV_TRY(kn_backend_open("cpu", &cpu, &device->ops, &device->backend));
+	return device->ops->stream_create(device->backend, &device->stream);
+}
+
+static void close_audit(struct gw_pipeline *pipeline)
+{
+	struct kn_device *device = &pipeline->audit_device;
+
+	if (device->backend == NULL || device->backend == pipeline->device.backend) return;
+	if (device->stream != NULL) device->ops->stream_destroy(device->backend, device->stream);
+	device->ops->close(device->backend);
 }
 
 /* What becomes a segment of its own must be one that a store takes. */
@@ -152,6 +185,7 @@ enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	made = kv_alloc_zero(options->allocator, sizeof *made);
 	if (made == NULL) return KV_NO_MEMORY;
 	made->options = *options;
+	made->device = (struct kn_device){options->ops, options->backend, options->stream};
 	made->policy = policy;
 	policy->adjust(&made->options.policy);
 	made->shape = gw_model_shape(options->model);
@@ -162,6 +196,7 @@ enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	digest_policy(made);
 	KV_TRY_GOTO(status, create_cache(made), fail);
 	KV_TRY_GOTO(status, create_rows(made), fail);
+	KV_TRY_GOTO(status, open_audit(made), fail);
 	if (options->store != NULL) made->generation = kvc_generation(options->store);
 	*pipeline = made;
 	return KV_OK;
@@ -180,10 +215,13 @@ void gw_pipeline_destroy(struct gw_pipeline *pipeline)
 	gw_offload_destroy(pipeline);
 	gw_select_scratch_destroy(pipeline->select_scratch);
 	gw_cluster_cache_destroy(pipeline->cache);
-	if (pipeline->x != NULL) o->ops->buffer_destroy(o->backend, pipeline->x);
-	if (pipeline->qkv != NULL) o->ops->buffer_destroy(o->backend, pipeline->qkv);
-	if (pipeline->attention != NULL) o->ops->buffer_destroy(o->backend, pipeline->attention);
-	kv_free(o->allocator, pipeline->positions);
+	kn_device_free(&pipeline->device, pipeline->x);
+	kn_device_free(&pipeline->device, pipeline->qkv);
+	kn_device_free(&pipeline->device, pipeline->attention);
+	kn_device_free(&pipeline->device, pipeline->logits);
+	kn_device_free(&pipeline->device, pipeline->positions);
+	close_audit(pipeline);
+	kv_free(o->allocator, pipeline->ids);
 	kv_free(o->allocator, pipeline->selections);
 	kv_free(o->allocator, pipeline->rows);
 	kv_free(o->allocator, pipeline);

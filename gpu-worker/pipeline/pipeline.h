@@ -83,7 +83,8 @@ uint32_t gw_sequence_resumed_tokens(const struct gw_sequence *sequence);
 /* Prompt tokens whose KV was found and not computed. */
 uint32_t gw_sequence_prefix_hit(const struct gw_sequence *sequence);
 
-/* Prefill. logits[vocabulary] of the last prompt token. mean_nll, when not NULL: mean negative log
+/* Prefill. logits[vocabulary] of the last prompt token: memory of the host (KN_SHARED memory is
+ * written fastest), here and below. mean_nll, when not NULL: mean negative log
  * likelihood of the prompt's tokens 2…N (nothing may have been attached). */
 enum kv_status gw_run_prompt(struct gw_sequence *sequence, float *logits, double *mean_nll,
 	gw_progress *progress, void *progress_context);

@@ -5,23 +5,60 @@
 
 enum { NLL_ROWS = 16 };
 
+/* Rows of stored segments and pieces come through memory of the run's own where operations cannot
+ * read the store's. */
+static enum kv_status take_context_memory(struct gw_prompt_run *run)
+{
+	struct gw_pipeline *pipeline = run->sequence->pipeline;
+	const struct kvc_piece *piece;
+	uint32_t tokens = 0, longest = 0, pieces = 0;
+	void *memory = NULL;
+
+	if (pipeline->device.ops->unified || run->sequence->stored == NULL) return KV_OK;
+	for (uint32_t i = 0; i < run->shared_count; i++)
+		tokens += run->sequence->segments[i]->tokens;
+	run->context_bytes = (size_t)tokens * run->shape->kv_heads * pipeline->row_bytes;
+	if (tokens > 0)
+		KV_TRY(kn_device_alloc(&pipeline->device, KN_DEVICE, run->context_bytes, &memory));
+	run->context = memory;
+	piece = kvc_sequence_pieces(run->sequence->stored, &pieces);
+	for (uint32_t i = 0; i < pieces; i++)
+		if (piece[i].tokens > longest) longest = piece[i].tokens;
+	run->piece_rows = kv_alloc_array(pipeline->options.allocator, longest, pipeline->row_bytes);
+	return run->piece_rows != NULL ? KV_OK : KV_NO_MEMORY;
+}
+
+static enum kv_status take_backend_memory(struct gw_prompt_run *run)
+{
+	struct gw_pipeline *pipeline = run->sequence->pipeline;
+	const struct kn_device *device = &pipeline->device;
+	uint32_t tokens = run->sequence->prompt_tokens - run->first;
+	uint32_t own_tokens = run->sequence->prompt_tokens - run->own_start;
+	void *memory = NULL;
+
+	KV_TRY(kn_device_alloc(device, KN_DEVICE, (size_t)tokens * run->shape->hidden * sizeof(float),
+		&memory));
+	run->x = memory;
+	KV_TRY(kn_device_alloc(device, KN_SHARED, tokens * sizeof *run->positions, &memory));
+	run->positions = memory;
+	for (uint32_t i = 0; i < tokens; i++)
+		run->positions[i] = run->first + i;
+	run->own_stride = own_tokens * pipeline->row_bytes;
+	if (own_tokens > 0) {
+		KV_TRY(kn_device_alloc(device, KN_DEVICE, run->own_stride * run->shape->kv_heads,
+			&memory));
+		run->own = memory;
+	}
+	return take_context_memory(run);
+}
+
 static enum kv_status take_memory(struct gw_prompt_run *run)
 {
 	struct gw_pipeline *pipeline = run->sequence->pipeline;
 	const struct gw_pipeline_options *o = &pipeline->options;
-	uint32_t tokens = run->sequence->prompt_tokens - run->first;
 	uint32_t own_tokens = run->sequence->prompt_tokens - run->own_start;
-	void *memory;
 
-	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
-		(size_t)tokens * run->shape->hidden * sizeof(float), &memory));
-	run->x = memory;
-	run->own_stride = own_tokens * pipeline->row_bytes;
-	if (own_tokens > 0) {
-		KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE,
-			run->own_stride * run->shape->kv_heads, &memory));
-		run->own = memory;
-	}
+	KV_TRY(take_backend_memory(run));
 	run->source.rows = run->own;
 	run->source.head_stride = run->own_stride;
 	run->source.start = run->own_start;
@@ -92,16 +129,21 @@ void gw_prompt_end(struct gw_prompt_run *run, enum kv_status status)
 {
 	struct gw_sequence *sequence = run->sequence;
 	const struct gw_pipeline_options *o = &sequence->pipeline->options;
+	const struct kn_device *device = &sequence->pipeline->device;
 
+	if (status != KV_OK) gw_pipeline_settle(sequence->pipeline);
 	if (status != KV_OK && run->reserved != NULL && run->new_count > 0 &&
 		run->reserved[0] != NULL)
 		kvc_release(sequence->stored, run->reserved, run->new_count);
 	if (sequence->stored != NULL) kvc_sequence_release_pieces(sequence->stored);
 	for (uint32_t i = 0; run->shared_units != NULL && i < run->shared_count; i++)
 		kv_free(o->allocator, run->shared_units[i]);
-	if (run->x != NULL) o->ops->buffer_destroy(o->backend, run->x);
-	if (run->own != NULL) o->ops->buffer_destroy(o->backend, run->own);
-	if (run->logits != NULL) o->ops->buffer_destroy(o->backend, run->logits);
+	kn_device_free(device, run->x);
+	kn_device_free(device, run->positions);
+	kn_device_free(device, run->own);
+	kn_device_free(device, run->context);
+	kn_device_free(device, run->logits);
+	kv_free(o->allocator, run->piece_rows);
 	kv_free(o->allocator, run->spans);
 	kv_free(o->allocator, (void *)(uintptr_t)run->own_rows);
 	kv_free(o->allocator, (void *)(uintptr_t)run->reserved);
@@ -122,13 +164,9 @@ float *gw_prompt_residual(const struct gw_prompt_run *run, uint32_t at)
 	return run->x + (size_t)(at - run->first) * run->shape->hidden;
 }
 
-const uint32_t *gw_prompt_positions(struct gw_prompt_run *run, uint32_t at, uint32_t count)
+const uint32_t *gw_prompt_positions(const struct gw_prompt_run *run, uint32_t at)
 {
-	uint32_t *positions = run->sequence->pipeline->positions;
-
-	for (uint32_t i = 0; i < count; i++)
-		positions[i] = at + i;
-	return positions;
+	return run->positions + (at - run->first);
 }
 
 enum kv_status gw_prompt_embed(struct gw_prompt_run *run)
@@ -157,6 +195,8 @@ static enum kv_status shared_unit(struct gw_prompt_run *run, uint32_t i, uint32_
 	struct gw_pipeline *pipeline = run->sequence->pipeline;
 	const struct kvc_segment *segment = run->sequence->segments[i];
 
+	if (run->context != NULL)
+		return gw_unit_read(pipeline, segment, layer, unit, run->buffer, memory);
 	if (kvc_direct(pipeline->options.store, segment, layer) == NULL) {
 		kv_free(pipeline->options.allocator, run->shared_units[i]);
 		run->shared_units[i] = kv_alloc(pipeline->options.allocator, unit->layout.bytes);
@@ -165,22 +205,65 @@ static enum kv_status shared_unit(struct gw_prompt_run *run, uint32_t i, uint32_
 	return gw_unit_read(pipeline, segment, layer, unit, run->shared_units[i], memory);
 }
 
+/* One head's rows of a shared unit, where operations can read them. */
+static enum kv_status shared_rows(struct gw_prompt_run *run, uint32_t head,
+	const struct gw_unit *unit, const uint8_t *memory, const uint8_t **rows)
+{
+	const struct gw_pipeline *pipeline = run->sequence->pipeline;
+	size_t bytes = unit->shape.tokens * pipeline->row_bytes;
+	uint8_t *to = run->context + run->context_used;
+
+	*rows = gw_unit_row(unit, memory, head, 0);
+	if (run->context == NULL) return KV_OK;
+	if (bytes > run->context_bytes - run->context_used)
+		return kv_fail(KV_INTERNAL, "shared rows of %zu bytes, room for %zu",
+			run->context_used + bytes, run->context_bytes);
+	KV_TRY(kn_device_upload(&pipeline->device, to, *rows, bytes));
+	run->context_used += bytes;
+	*rows = to;
+	return KV_OK;
+}
+
 /* The last prompt token is run though its KV is stored: it attends to its own stored row, the one
  * with its position, and to all others. */
 static enum kv_status split_last(struct gw_prompt_run *run, uint32_t head, uint32_t at,
 	const struct gw_unit *unit, const uint8_t *memory)
 {
 	const uint32_t *positions = gw_unit_positions(unit, memory, head);
+	size_t row_bytes = run->sequence->pipeline->row_bytes;
+	const uint8_t *rows;
 	uint32_t wanted = run->sequence->prompt_tokens - 1, row = 0, tokens = unit->shape.tokens;
 
 	while (row < tokens && positions[row] != wanted)
 		row++;
 	if (row == tokens)
 		return kv_fail(KV_CORRUPT, "stored segment has no row of position %u", wanted);
-	add_span(run, head, at, gw_unit_row(unit, memory, head, 0), row);
-	add_span(run, head, at + 1, gw_unit_row(unit, memory, head, row + 1), tokens - row - 1);
-	run->own_rows[head] = gw_unit_row(unit, memory, head, row);
+	KV_TRY(shared_rows(run, head, unit, memory, &rows));
+	add_span(run, head, at, rows, row);
+	add_span(run, head, at + 1, rows + (row + 1) * row_bytes, tokens - row - 1);
+	run->own_rows[head] = rows + row * row_bytes;
 	return KV_OK;
+}
+
+static enum kv_status attach_shared_unit(struct gw_prompt_run *run, uint32_t i, uint32_t layer,
+	int split)
+{
+	const struct kn_device *device = &run->sequence->pipeline->device;
+	const uint8_t *memory, *rows;
+	struct gw_unit unit;
+
+	KV_TRY(gw_unit_describe(run->sequence->pipeline, run->sequence->segments[i], layer, &unit));
+	KV_TRY(shared_unit(run, i, layer, &unit, &memory));
+	for (uint32_t head = 0; head < run->shape->kv_heads; head++) {
+		if (split) {
+			KV_TRY(split_last(run, head, i, &unit, memory));
+			continue;
+		}
+		KV_TRY(shared_rows(run, head, &unit, memory, &rows));
+		add_span(run, head, i, rows, unit.shape.tokens);
+	}
+	/* The buffer is the next unit's. */
+	return memory == run->buffer ? kn_device_wait(device) : KV_OK;
 }
 
 static enum kv_status attach_shared(struct gw_prompt_run *run, uint32_t layer)
@@ -192,20 +275,9 @@ static enum kv_status attach_shared(struct gw_prompt_run *run, uint32_t layer)
 	run->own_before = run->first - (stored_last ? run->first : run->own_start);
 	for (uint32_t head = 0; head < kv_heads; head++)
 		run->own_rows[head] = run->own + head * run->own_stride;
-	for (uint32_t i = 0; i < run->shared_count; i++) {
-		const uint8_t *memory;
-		struct gw_unit unit;
-
-		KV_TRY(gw_unit_describe(run->sequence->pipeline, run->sequence->segments[i], layer,
-			&unit));
-		KV_TRY(shared_unit(run, i, layer, &unit, &memory));
-		for (uint32_t head = 0; head < kv_heads; head++) {
-			if (stored_last && i + 1 == run->shared_count)
-				KV_TRY(split_last(run, head, i, &unit, memory));
-			else
-				add_span(run, head, i, gw_unit_row(&unit, memory, head, 0), unit.shape.tokens);
-		}
-	}
+	run->context_used = 0;
+	for (uint32_t i = 0; i < run->shared_count; i++)
+		KV_TRY(attach_shared_unit(run, i, layer, stored_last && i + 1 == run->shared_count));
 	/* Spans are read as [kv_heads][span_count]. */
 	for (uint32_t head = 1; run->span_count < run->span_capacity && head < kv_heads; head++)
 		memmove(run->spans + (size_t)head * run->span_count,
@@ -213,7 +285,28 @@ static enum kv_status attach_shared(struct gw_prompt_run *run, uint32_t layer)
 	return KV_OK;
 }
 
-/* Put a piece's rows into the layer buffer, in token order. */
+/* Rows [start, end) of one head, in token order. */
+static enum kv_status gather_piece(const struct gw_pipeline *pipeline, const struct gw_unit *unit,
+	const uint8_t *memory, uint32_t head, uint32_t start, uint32_t end, uint8_t *to)
+{
+	const uint32_t *positions = gw_unit_positions(unit, memory, head);
+	uint32_t copied = 0;
+
+	for (uint32_t row = 0; row < unit->shape.tokens; row++) {
+		uint32_t position = positions[row];
+
+		if (position < start || position >= end) continue;
+		memcpy(to + (size_t)(position - start) * pipeline->row_bytes,
+			gw_unit_row(unit, memory, head, row), pipeline->row_bytes);
+		copied++;
+	}
+	if (copied != end - start)
+		return kv_fail(KV_CORRUPT, "stored segment holds %u of %u positions from %u on", copied,
+			end - start, start);
+	return KV_OK;
+}
+
+/* Put a piece's rows into the layer buffer. */
 static enum kv_status copy_piece(struct gw_prompt_run *run, uint32_t layer,
 	const struct kvc_piece *piece)
 {
@@ -225,21 +318,14 @@ static enum kv_status copy_piece(struct gw_prompt_run *run, uint32_t layer,
 	KV_TRY(gw_unit_describe(pipeline, piece->segment, layer, &unit));
 	KV_TRY(gw_unit_read(pipeline, piece->segment, layer, &unit, run->buffer, &memory));
 	for (uint32_t head = 0; head < run->shape->kv_heads; head++) {
-		const uint32_t *positions = gw_unit_positions(&unit, memory, head);
-		uint8_t *own = run->own + head * run->own_stride;
-		uint32_t copied = 0;
+		uint8_t *own = run->own + head * run->own_stride +
+			(size_t)(start - run->own_start) * pipeline->row_bytes;
+		uint8_t *to = run->piece_rows != NULL ? run->piece_rows : own;
 
-		for (uint32_t row = 0; row < unit.shape.tokens; row++) {
-			uint32_t position = positions[row];
-
-			if (position < start || position >= end) continue;
-			memcpy(own + (size_t)(position - run->own_start) * pipeline->row_bytes,
-				gw_unit_row(&unit, memory, head, row), pipeline->row_bytes);
-			copied++;
-		}
-		if (copied != piece->tokens)
-			return kv_fail(KV_CORRUPT, "stored segment holds %u of %u positions from %u on",
-				copied, piece->tokens, start);
+		KV_TRY(gather_piece(pipeline, &unit, memory, head, start, end, to));
+		if (to == own) continue;
+		KV_TRY(kn_device_upload(&pipeline->device, own, to, piece->tokens * pipeline->row_bytes));
+		KV_TRY(kn_device_wait(&pipeline->device));
 	}
 	return KV_OK;
 }
@@ -329,6 +415,7 @@ enum kv_status gw_prompt_commit(struct gw_prompt_run *run)
 
 	sequence->kv_count = sequence->prompt_tokens;
 	if (sequence->stored == NULL) return KV_OK;
+	KV_TRY(kn_device_wait(&sequence->pipeline->device));
 	/* What was read in place is right only if the lease held until now. */
 	KV_TRY(kvc_sequence_check(sequence->stored));
 	sequence->window_start = sequence->cuts[sequence->cut_count - 1].kind == KVW_PLAIN &&
@@ -375,13 +462,14 @@ static enum kv_status mean_nll_of(struct gw_prompt_run *run, double *mean_nll)
 
 	if (run->first != 0 || last == 0)
 		return kv_fail(KV_INVALID, "mean NLL needs a whole prompt of at least two tokens");
-	KV_TRY(o->ops->buffer_create(o->backend, KN_SHARED,
+	KV_TRY(kn_device_alloc(&sequence->pipeline->device, KN_SHARED,
 		(size_t)rows * run->shape->vocabulary * sizeof(float), &memory));
 	run->logits = memory;
 	for (uint32_t at = 0; at < last; at += rows) {
 		uint32_t count = last - at < rows ? last - at : rows;
 
 		KV_TRY(gw_model_logits(run->model, gw_prompt_residual(run, at), count, run->logits));
+		KV_TRY(kn_device_wait(&sequence->pipeline->device));
 		for (uint32_t i = 0; i < count; i++)
 			sum += gw_token_nll(run->logits + (size_t)i * run->shape->vocabulary,
 				run->shape->vocabulary, sequence->tokens[at + i + 1]);
@@ -392,10 +480,14 @@ static enum kv_status mean_nll_of(struct gw_prompt_run *run, double *mean_nll)
 
 enum kv_status gw_prompt_logits(struct gw_prompt_run *run, float *logits, double *mean_nll)
 {
-	const struct gw_pipeline_options *o = &run->sequence->pipeline->options;
+	struct gw_pipeline *pipeline = run->sequence->pipeline;
 	float *last = gw_prompt_residual(run, run->sequence->prompt_tokens - 1);
+	float *out = pipeline->logits != NULL ? pipeline->logits : logits;
 
 	if (mean_nll != NULL) KV_TRY(mean_nll_of(run, mean_nll));
-	KV_TRY(gw_model_logits(run->model, last, 1, logits));
-	return o->ops->stream_wait(o->backend, o->stream);
+	KV_TRY(gw_model_logits(run->model, last, 1, out));
+	if (out != logits)
+		KV_TRY(kn_device_download(&pipeline->device, logits, out,
+			run->shape->vocabulary * sizeof *logits));
+	return kn_device_wait(&pipeline->device);
 }

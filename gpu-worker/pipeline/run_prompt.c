@@ -24,7 +24,7 @@ static enum kv_status run_layer(struct gw_prompt_run *run, uint32_t layer)
 		float *x = gw_prompt_residual(run, at);
 
 		count = gw_prompt_chunk_end(run, at) - at;
-		KV_TRY(gw_model_project(run->model, layer, x, gw_prompt_positions(run, at, count), count,
+		KV_TRY(gw_model_project(run->model, layer, x, gw_prompt_positions(run, at), count,
 			run->qkv));
 		KV_TRY(gw_prompt_append(run, at, count));
 		if (goes_on(run, layer, at + count)) {

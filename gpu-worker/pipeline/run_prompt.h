@@ -17,18 +17,22 @@ struct gw_prompt_run {
 	uint32_t shared_count;    /* leading list entries that were attached */
 	uint32_t new_count;       /* segments to be stored */
 	const struct kvc_segment **reserved; /* [new_count] */
-	float *x;                 /* residual [prompt - first][hidden] */
+	float *x;                 /* KN_DEVICE: residual [prompt - first][hidden] */
+	uint32_t *positions;      /* KN_SHARED [prompt - first] */
 	float *qkv, *attention;   /* one chunk's */
-	uint8_t *own;             /* this layer's rows from own_start on, [kv_heads][own_tokens] */
+	uint8_t *own;             /* KN_DEVICE: this layer's rows from own_start on, [kv_heads][own_tokens] */
 	size_t own_stride;        /* bytes between heads */
 	struct gw_source_rows source; /* the same, as offload reads it */
 	struct kn_span *spans;    /* context [kv_heads][span_capacity] */
 	uint32_t span_capacity, span_count;
 	const uint8_t **own_rows; /* [kv_heads]: what the last chunk's own rows start with */
 	uint32_t own_before;
+	uint8_t *context;         /* KN_DEVICE: shared rows of this layer; NULL on a unified backend */
+	size_t context_used, context_bytes;
+	uint8_t *piece_rows;      /* one head's rows of a piece; NULL on a unified backend */
 	uint8_t *buffer;          /* one unit, where memory is not shared */
 	uint8_t **shared_units;   /* [shared_count] units of this layer, where memory is not shared */
-	float *logits;            /* scratch of mean_nll */
+	float *logits;            /* KN_SHARED, scratch of mean_nll */
 };
 
 enum kv_status gw_prompt_begin(struct gw_prompt_run *run, struct gw_sequence *sequence);
@@ -42,7 +46,7 @@ enum kv_status gw_prompt_context(struct gw_prompt_run *run, uint32_t layer);
 /* Chunks end at absolute multiples of the chunk length. */
 uint32_t gw_prompt_chunk_end(const struct gw_prompt_run *run, uint32_t at);
 float *gw_prompt_residual(const struct gw_prompt_run *run, uint32_t at);
-const uint32_t *gw_prompt_positions(struct gw_prompt_run *run, uint32_t at, uint32_t count);
+const uint32_t *gw_prompt_positions(const struct gw_prompt_run *run, uint32_t at);
 /* Round keys and values of a chunk to the KV type, into the layer buffer. */
 enum kv_status gw_prompt_append(struct gw_prompt_run *run, uint32_t at, uint32_t count);
 enum kv_status gw_prompt_attend(struct gw_prompt_run *run, uint32_t at, uint32_t count);

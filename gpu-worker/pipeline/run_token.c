@@ -69,21 +69,29 @@ static enum kv_status run_layer(struct gw_pipeline *pipeline, struct gw_sequence
 	return gw_model_finish(model, layer, pipeline->attention, count, pipeline->x);
 }
 
+/* Straight to the caller where the backend can write there. */
+static enum kv_status compute_logits(struct gw_pipeline *pipeline, uint32_t count, float *logits)
+{
+	struct gw_model *model = pipeline->options.model;
+	size_t bytes = (size_t)count * pipeline->shape->vocabulary * sizeof *logits;
+
+	if (pipeline->logits == NULL) return gw_model_logits(model, pipeline->x, count, logits);
+	KV_TRY(gw_model_logits(model, pipeline->x, count, pipeline->logits));
+	return kn_device_download(&pipeline->device, logits, pipeline->logits, bytes);
+}
+
 static enum kv_status run_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, float *logits)
 {
-	const struct gw_pipeline_options *o = &pipeline->options;
-	int32_t ids[KN_MAX_DECODE_ROWS];
-
 	for (uint32_t i = 0; i < count; i++) {
-		ids[i] = batch[i]->tokens[batch[i]->kv_count];
+		pipeline->ids[i] = batch[i]->tokens[batch[i]->kv_count];
 		pipeline->positions[i] = batch[i]->kv_count;
 	}
-	KV_TRY(gw_model_embed(o->model, ids, count, pipeline->x));
+	KV_TRY(gw_model_embed(pipeline->options.model, pipeline->ids, count, pipeline->x));
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
 		KV_TRY(run_layer(pipeline, batch, count, layer));
-	KV_TRY(gw_model_logits(o->model, pipeline->x, count, logits));
-	KV_TRY(o->ops->stream_wait(o->backend, o->stream));
+	KV_TRY(compute_logits(pipeline, count, logits));
+	KV_TRY(kn_device_wait(&pipeline->device));
 	for (uint32_t i = 0; i < count; i++)
 		batch[i]->kv_count++;
 	return KV_OK;
@@ -130,6 +138,7 @@ enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *co
 	for (uint32_t i = 0; i < count; i++) {
 		failures[i] = prepare(batch[i]);
 		if (failures[i] != KV_OK) {
+			gw_pipeline_settle(pipeline);
 			gw_sequence_fail(batch[i], failures[i]);
 			continue;
 		}
@@ -138,6 +147,7 @@ enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *co
 	}
 	if (ready_count == 0) return KV_OK;
 	status = run_step(pipeline, ready, ready_count, logits);
+	if (status != KV_OK) gw_pipeline_settle(pipeline);
 	for (uint32_t j = 0; j < ready_count; j++) {
 		failures[place[j]] = status;
 		ready[j]->report.decode_seconds += kv_seconds_since(start);
@@ -164,6 +174,7 @@ static enum kv_status attach(struct gw_sequence *sequence)
 	if (buffer == NULL) return KV_NO_MEMORY;
 	for (uint32_t layer = 0; layer < pipeline->shape->layers && status == KV_OK; layer++)
 		status = gw_attach_layer(sequence, layer, buffer);
+	if (status != KV_OK) gw_pipeline_settle(pipeline);
 	kv_free(pipeline->options.allocator, buffer);
 	KV_TRY(status);
 	sequence->kv_count = last->start + last->tokens;

@@ -31,7 +31,7 @@ static enum kv_status create_index(struct gw_sequence *sequence, struct gw_layer
 	struct kv_allocator *allocator = pipeline->options.allocator;
 	uint32_t kv_heads = pipeline->shape->kv_heads, clusters = cluster_bound(sequence);
 
-	KV_TRY(gw_cluster_index_create(allocator, kv_heads, pipeline->shape->head_dim, clusters,
+	KV_TRY(gw_cluster_index_create(allocator, &pipeline->device, kv_heads, pipeline->shape->head_dim, clusters,
 		sequence->segment_capacity, &state->index));
 	state->slot_hints =
 		kv_alloc_array_zero(allocator, (size_t)kv_heads * clusters, sizeof *state->slot_hints);
@@ -53,15 +53,16 @@ static enum kv_status keep_rows(struct gw_sequence *sequence)
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
 		clustered += sequence->layers[layer].index != NULL;
 	if (clustered == 0) return KV_OK;
-	KV_TRY(o->ops->buffer_create(o->backend, KN_DEVICE, clustered * layer_bytes,
+	KV_TRY(kn_device_alloc(&pipeline->device, KN_DEVICE, clustered * layer_bytes,
 		&sequence->kept_rows));
 	at = sequence->kept_rows;
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++) {
 		struct gw_layer_state *state = &sequence->layers[layer];
 
 		if (state->index == NULL) continue;
-		gw_token_rows_init_at(&state->sinks, at, kv_heads, o->policy.sinks, pipeline->row_bytes);
-		gw_token_rows_init_at(&state->recent, at + sink_bytes, kv_heads, window,
+		gw_token_rows_init_at(&state->sinks, &pipeline->device, at, kv_heads, o->policy.sinks,
+			pipeline->row_bytes);
+		gw_token_rows_init_at(&state->recent, &pipeline->device, at + sink_bytes, kv_heads, window,
 			pipeline->row_bytes);
 		at += layer_bytes;
 	}
@@ -83,7 +84,7 @@ static enum kv_status create_layers(struct gw_sequence *sequence)
 		if (state->ops->clustered)
 			KV_TRY(create_index(sequence, state));
 		else
-			KV_TRY(gw_token_rows_init(&state->recent, o->ops, o->backend,
+			KV_TRY(gw_token_rows_init(&state->recent, &pipeline->device,
 				pipeline->shape->kv_heads, sequence->token_capacity, pipeline->row_bytes));
 	}
 	return keep_rows(sequence);
@@ -102,8 +103,8 @@ static enum kv_status reserve_step(struct gw_sequence *sequence)
 		(pipeline->select_scratch == NULL || clusters > pipeline->max_clusters)) {
 		struct gw_select_scratch *scratch;
 
-		KV_TRY(gw_select_scratch_create(o->allocator, o->max_batch, pipeline->shape, clusters,
-			&scratch));
+		KV_TRY(gw_select_scratch_create(o->allocator, &pipeline->device, o->max_batch,
+			pipeline->shape, clusters, &scratch));
 		gw_select_scratch_destroy(pipeline->select_scratch);
 		pipeline->select_scratch = scratch;
 		pipeline->max_clusters = clusters;
@@ -292,7 +293,7 @@ void gw_sequence_close(struct gw_sequence *sequence, int keep)
 		gw_token_rows_deinit(&sequence->layers[layer].sinks);
 		gw_token_rows_deinit(&sequence->layers[layer].recent);
 	}
-	if (sequence->kept_rows != NULL) o->ops->buffer_destroy(o->backend, sequence->kept_rows);
+	kn_device_free(&sequence->pipeline->device, sequence->kept_rows);
 	gw_audit_destroy(sequence);
 	kv_free(allocator, sequence->layers);
 	kv_free(allocator, sequence->tokens);

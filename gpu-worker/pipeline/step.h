@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "gpu-worker/cache/token_rows.h"
 #include "gpu-worker/pipeline/pipeline.h"
+#include "kernels/device.h"
 
 /* A stored unit in memory. */
 struct gw_unit {
@@ -58,9 +59,13 @@ struct gw_round {
 	struct gw_missed *missed;       /* [span_capacity]: extents that wait for the fetch */
 	uint32_t job_count, span_count, read_count, missed_count;
 	uint32_t span_capacity, read_capacity;
-	uint8_t *staging;               /* rows that the cache has no room for */
+	uint8_t *staging;               /* KN_DEVICE: rows that the cache has no room for */
 	size_t staging_used, staging_bytes;
-	float *exact_mass;              /* [max_batch × heads] */
+	/* Where the store cannot write backend memory, what it brings arrives here and is copied. */
+	uint8_t *arrival;               /* KN_SHARED [staging_bytes]; NULL on a unified backend */
+	size_t arrival_used;
+	struct kn_copy_job *copies;     /* [read_capacity], one for each read */
+	float *exact_mass;              /* KN_SHARED [max_batch × heads] */
 	uint32_t rows[KN_MAX_DECODE_ROWS]; /* rows of the batch in this round */
 	uint32_t row_count;
 };
@@ -68,12 +73,18 @@ struct gw_round {
 /* Memory of indexing, sized when sequences open. */
 struct gw_offload_scratch {
 	struct kn_index_job *jobs;      /* [units begun together × kv_heads] */
-	uint32_t *order;                /* [kv_heads][tokens] */
+	uint32_t *order;                /* KN_SHARED [kv_heads][tokens] */
 	uint32_t tokens;
+	/* Units are written by the host where they are not backend memory, from these; both NULL on a
+	 * unified backend. */
+	uint8_t *metadata;              /* KN_DEVICE: of the units that are begun together */
+	uint8_t *rows;                  /* KN_DEVICE: one head's of a unit, as they are stored */
+	size_t metadata_bytes, row_room; /* row_room in rows */
 };
 
 struct gw_pipeline {
 	struct gw_pipeline_options options;
+	struct kn_device device;        /* of the options */
 	const struct gw_policy_ops *policy;
 	const struct gw_model_shape *shape;
 	size_t row_bytes;
@@ -88,10 +99,20 @@ struct gw_pipeline {
 	struct gw_round round;
 	struct kv_log_limit degrade_log;
 	struct gw_offload_scratch offload;
-	/* Activations of one call: chunk rows in prefill, max_batch in decode. */
+	/* Activations of one call, KN_DEVICE: chunk rows in prefill, max_batch in decode. */
 	float *x, *qkv, *attention;
-	uint32_t *positions;
+	float *logits;                  /* KN_DEVICE [max_batch][vocabulary]; NULL where unified */
+	uint32_t *positions;            /* KN_SHARED [max_batch] */
+	int32_t *ids;                   /* [max_batch] */
+	struct kn_device audit_device;  /* where --audit computes: on memory of the host */
 };
+
+/* Let what is queued come to its end, so that memory may go: after a failure, whose message stays
+ * unless the device has a reason of its own. */
+static inline void gw_pipeline_settle(const struct gw_pipeline *pipeline)
+{
+	(void)kn_device_wait(&pipeline->device);
+}
 
 /* segmentation.c */
 uint32_t gw_segmentation(uint32_t tokens, const struct gw_policy_options *policy,
@@ -116,11 +137,12 @@ static inline const uint32_t *gw_unit_positions(const struct gw_unit *unit, cons
 /* Read a unit: in place where memory is shared, else into `buffer` (≥ the unit's bytes). */
 enum kv_status gw_unit_read(struct gw_pipeline *pipeline, const struct kvc_segment *segment,
 	uint32_t layer, const struct gw_unit *unit, uint8_t *buffer, const uint8_t **memory);
-/* Add a unit's clusters to the layer's index as list entry `ordinal`. */
+/* Add a unit's clusters to the layer's index as list entry `ordinal`. What is queued, here and in
+ * gw_attach_unit, reads `memory` until stream_wait. */
 enum kv_status gw_unit_attach(struct gw_layer_state *state, const struct gw_unit *unit,
 	const uint8_t *memory, uint32_t ordinal);
 
-/* A layer's rows of tokens [start, start + count) in token order, all KV heads. */
+/* A layer's rows of tokens [start, start + count) in token order, all KV heads: backend memory. */
 struct gw_source_rows {
 	const uint8_t *rows;
 	size_t head_stride;
@@ -167,10 +189,11 @@ void gw_round_begin(struct gw_pipeline *pipeline);
 int gw_round_has_room(const struct gw_pipeline *pipeline, const struct gw_selection *selections);
 enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence,
 	uint32_t layer, uint32_t row, const struct gw_selection *selections);
+/* Fetch what is missing; the copies that bring it into place may still be queued. */
 enum kv_status gw_round_fetch(struct gw_pipeline *pipeline);
 /* The fetch failed: take what waits for it out of jobs and selections, and estimate it by whole
  * clusters. */
-void gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+enum kv_status gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t layer);
 
 /* attend.c: select, then lookup → fetch → attend in as many rounds as the memory takes. */
@@ -186,7 +209,8 @@ void gw_sequence_fail(struct gw_sequence *sequence, enum kv_status status);
 int gw_fold_due(const struct gw_sequence *sequence);
 enum kv_status gw_fold(struct gw_sequence *sequence);
 
-/* audit.c: what full attention would have seen with this row's own query. */
+/* audit.c: what full attention would have seen with this row's own query. q and attention are
+ * backend memory. */
 enum kv_status gw_audit_row(struct gw_sequence *sequence, uint32_t layer, const float *q,
 	const float *attention, const struct gw_selection *selections);
 void gw_audit_destroy(struct gw_sequence *sequence);

@@ -3,30 +3,56 @@
 #include <math.h>
 #include <string.h>
 
-enum kv_status gw_cluster_index_create(struct kv_allocator *allocator, uint32_t kv_heads,
-	uint32_t head_dim, uint32_t capacity, uint32_t segment_capacity,
-	struct gw_cluster_index **index)
+/* 64-byte steps inside a buffer. */
+static size_t step(size_t bytes)
+{
+	return (bytes + 63) & ~(size_t)63;
+}
+
+static enum kv_status take_device_memory(struct gw_cluster_index *index)
+{
+	size_t slots = (size_t)index->kv_heads * index->capacity;
+	size_t matrix = step(slots * sizeof(uint16_t) * index->head_dim);
+	size_t column = step(slots * sizeof(uint32_t));
+	void *memory = NULL;
+	uint8_t *at;
+
+	KV_TRY(kn_device_alloc(&index->device, KN_DEVICE, 2 * (matrix + column), &memory));
+	at = memory;
+	index->centroids = (uint16_t *)memory;
+	index->value_means = (uint16_t *)(void *)(at + matrix);
+	index->device_sizes = (uint32_t *)(void *)(at + 2 * matrix);
+	index->device_log_sizes = (float *)(void *)(at + 2 * matrix + column);
+	return KV_OK;
+}
+
+enum kv_status gw_cluster_index_create(struct kv_allocator *allocator,
+	const struct kn_device *device, uint32_t kv_heads, uint32_t head_dim, uint32_t capacity,
+	uint32_t segment_capacity, struct gw_cluster_index **index)
 {
 	size_t slots = (size_t)kv_heads * capacity;
 	struct gw_cluster_index *made = kv_alloc_zero(allocator, sizeof *made);
+	enum kv_status status;
 
 	if (made == NULL) return KV_NO_MEMORY;
 	made->allocator = allocator;
+	made->device = *device;
 	made->kv_heads = kv_heads;
 	made->head_dim = head_dim;
 	made->capacity = capacity;
 	made->segment_capacity = segment_capacity;
-	made->centroids = kv_alloc_array(allocator, slots, sizeof(uint16_t) * head_dim);
-	made->value_means = kv_alloc_array(allocator, slots, sizeof(uint16_t) * head_dim);
 	made->sizes = kv_alloc_array(allocator, slots, sizeof(uint32_t));
 	made->log_sizes = kv_alloc_array(allocator, slots, sizeof(float));
 	made->first_row = kv_alloc_array(allocator, slots, sizeof(uint32_t));
 	made->segment_of = kv_alloc_array(allocator, capacity, sizeof(uint32_t));
 	made->segment_first = kv_alloc_array(allocator, segment_capacity, sizeof(uint32_t));
-	if (!made->centroids || !made->value_means || !made->sizes || !made->log_sizes ||
-		!made->first_row || !made->segment_of || !made->segment_first) {
+	status = !made->sizes || !made->log_sizes || !made->first_row || !made->segment_of ||
+			!made->segment_first
+		? KV_NO_MEMORY
+		: take_device_memory(made);
+	if (status != KV_OK) {
 		gw_cluster_index_destroy(made);
-		return KV_NO_MEMORY;
+		return status;
 	}
 	*index = made;
 	return KV_OK;
@@ -35,8 +61,7 @@ enum kv_status gw_cluster_index_create(struct kv_allocator *allocator, uint32_t 
 void gw_cluster_index_destroy(struct gw_cluster_index *index)
 {
 	if (index == NULL) return;
-	kv_free(index->allocator, index->centroids);
-	kv_free(index->allocator, index->value_means);
+	kn_device_free(&index->device, index->centroids);
 	kv_free(index->allocator, index->sizes);
 	kv_free(index->allocator, index->log_sizes);
 	kv_free(index->allocator, index->first_row);
@@ -61,15 +86,16 @@ static enum kv_status check_sizes(const struct gw_cluster_index *index,
 	return KV_OK;
 }
 
-static void copy_head(struct gw_cluster_index *index, uint32_t head, uint32_t at,
+static enum kv_status copy_head(struct gw_cluster_index *index, uint32_t head, uint32_t at,
 	const struct gw_unit_metadata *from, uint32_t clusters, uint32_t plain)
 {
+	const struct kn_device *device = &index->device;
 	size_t slot = (size_t)head * index->capacity + at;
-	size_t bytes = sizeof(uint16_t) * index->head_dim;
+	size_t matrix = clusters * sizeof(uint16_t) * index->head_dim;
+	size_t column = clusters * sizeof(uint32_t);
 	uint32_t row = plain;
 
-	memcpy(index->centroids + slot * index->head_dim, from->centroids, clusters * bytes);
-	memcpy(index->value_means + slot * index->head_dim, from->value_means, clusters * bytes);
+	if (clusters == 0) return KV_OK;
 	for (uint32_t c = 0; c < clusters; c++) {
 		uint32_t size = from->sizes[c];
 
@@ -78,6 +104,13 @@ static void copy_head(struct gw_cluster_index *index, uint32_t head, uint32_t at
 		index->first_row[slot + c] = row;
 		row += size;
 	}
+	KV_TRY(kn_device_upload(device, index->centroids + slot * index->head_dim, from->centroids,
+		matrix));
+	KV_TRY(kn_device_upload(device, index->value_means + slot * index->head_dim,
+		from->value_means, matrix));
+	KV_TRY(kn_device_upload(device, index->device_sizes + slot, index->sizes + slot, column));
+	return kn_device_upload(device, index->device_log_sizes + slot, index->log_sizes + slot,
+		column);
 }
 
 enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t segment,
@@ -104,7 +137,7 @@ enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t 
 	}
 	KV_TRY(check_sizes(index, heads, clusters, plain, tokens));
 	for (uint32_t head = 0; head < index->kv_heads; head++)
-		copy_head(index, head, at, &heads[head], clusters, plain);
+		KV_TRY(copy_head(index, head, at, &heads[head], clusters, plain));
 	for (uint32_t c = 0; c < clusters; c++)
 		index->segment_of[at + c] = segment;
 	if (segment == index->segments) {

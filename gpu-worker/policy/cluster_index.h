@@ -1,7 +1,8 @@
 /* The clusters of one layer of one sequence, for all its KV heads: what selection reads.
  *
  * Clusters are numbered across segments in list order. All memory is taken at creation; segments
- * are attached from the metadata of their stored units. The index never holds key/values.
+ * are attached from the metadata of their stored units. The index never holds key/values. What
+ * operations read is backend memory; what the worker looks up is its own.
  */
 #ifndef GW_POLICY_CLUSTER_INDEX_H
 #define GW_POLICY_CLUSTER_INDEX_H
@@ -10,6 +11,7 @@
 
 #include "common/base/status.h"
 #include "common/memory/allocator.h"
+#include "kernels/device.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -17,13 +19,18 @@ extern "C" {
 
 struct gw_cluster_index {
 	struct kv_allocator *allocator;
+	struct kn_device device;
 	uint32_t kv_heads, head_dim;
 	uint32_t capacity;        /* clusters for each head */
 	uint32_t segment_capacity;
 	uint32_t clusters;        /* attached so far, the same for every head */
 	uint32_t segments;        /* list entries attached so far */
+	/* KN_DEVICE, in one buffer that starts with the centroids: */
 	uint16_t *centroids;      /* fp16 [kv_heads][capacity][head_dim] */
 	uint16_t *value_means;    /* fp16 [kv_heads][capacity][head_dim] */
+	uint32_t *device_sizes;   /* [kv_heads][capacity] */
+	float *device_log_sizes;  /* [kv_heads][capacity]: ln(size) */
+	/* The host's: */
 	uint32_t *sizes;          /* [kv_heads][capacity] */
 	float *log_sizes;         /* [kv_heads][capacity] */
 	uint32_t *first_row;      /* [kv_heads][capacity]: where it starts in its unit's rows */
@@ -37,15 +44,16 @@ struct gw_unit_metadata {
 	const uint32_t *sizes;
 };
 
-enum kv_status gw_cluster_index_create(struct kv_allocator *allocator, uint32_t kv_heads,
-	uint32_t head_dim, uint32_t capacity, uint32_t segment_capacity,
-	struct gw_cluster_index **index);
+enum kv_status gw_cluster_index_create(struct kv_allocator *allocator,
+	const struct kn_device *device, uint32_t kv_heads, uint32_t head_dim, uint32_t capacity,
+	uint32_t segment_capacity, struct gw_cluster_index **index);
 void gw_cluster_index_destroy(struct gw_cluster_index *index);
 
 /* Attach list entry `segment`: the next one, or one that is attached (it is replaced by another
  * of the same number of clusters). heads[kv_heads]; `plain` rows come before the clusters,
- * `tokens` in all. KV_CORRUPT when sizes do not add up to tokens - plain; KV_LIMIT when the
- * index is full. */
+ * `tokens` in all. What `heads` points at is memory of the host, which stays as it is until
+ * stream_wait. KV_CORRUPT when sizes do not add up to tokens - plain; KV_LIMIT when the index is
+ * full. */
 enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t segment,
 	const struct gw_unit_metadata *heads, uint32_t clusters, uint32_t plain, uint32_t tokens);
 

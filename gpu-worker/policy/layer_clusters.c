@@ -6,40 +6,67 @@ const struct gw_layer_ops gw_layer_dense = {"dense", 0, NULL};
 
 struct gw_select_scratch {
 	struct kv_allocator *allocator;
+	struct kn_device device;
 	uint32_t jobs, clusters, group;
 	struct kn_score_job *score_jobs;   /* [jobs] */
 	struct kn_select_job *select_jobs; /* [jobs] */
+	/* KN_DEVICE, in one buffer that starts with the logits: */
 	float *logits;                     /* [jobs][group][clusters] */
 	float *votes;                      /* [jobs][clusters] */
 	uint32_t *rest, *order;            /* [jobs][clusters] */
+	/* KN_SHARED, in one buffer that starts with the extents: */
 	struct kn_extent *extents;         /* [jobs][clusters] */
 	struct kn_select_counts *counts;   /* [jobs] */
 };
 
-enum kv_status gw_select_scratch_create(struct kv_allocator *allocator, uint32_t max_rows,
-	const struct gw_model_shape *shape, uint32_t max_clusters, struct gw_select_scratch **scratch)
+/* 64-byte steps inside a buffer. */
+static size_t step(size_t bytes)
+{
+	return (bytes + 63) & ~(size_t)63;
+}
+
+static enum kv_status take_backend_memory(struct gw_select_scratch *scratch)
+{
+	size_t cells = (size_t)scratch->jobs * scratch->clusters;
+	size_t column = step(cells * sizeof(uint32_t)), matrix = column * scratch->group;
+	size_t extents = step(cells * sizeof(struct kn_extent));
+	void *memory = NULL;
+	uint8_t *at;
+
+	KV_TRY(kn_device_alloc(&scratch->device, KN_DEVICE, matrix + 3 * column, &memory));
+	at = memory;
+	scratch->logits = (float *)memory;
+	scratch->votes = (float *)(void *)(at + matrix);
+	scratch->rest = (uint32_t *)(void *)(at + matrix + column);
+	scratch->order = (uint32_t *)(void *)(at + matrix + 2 * column);
+	KV_TRY(kn_device_alloc(&scratch->device, KN_SHARED,
+		extents + scratch->jobs * sizeof *scratch->counts, &memory));
+	at = memory;
+	scratch->extents = (struct kn_extent *)memory;
+	scratch->counts = (struct kn_select_counts *)(void *)(at + extents);
+	return KV_OK;
+}
+
+enum kv_status gw_select_scratch_create(struct kv_allocator *allocator,
+	const struct kn_device *device, uint32_t max_rows, const struct gw_model_shape *shape,
+	uint32_t max_clusters, struct gw_select_scratch **scratch)
 {
 	struct gw_select_scratch *made = kv_alloc_zero(allocator, sizeof *made);
 	size_t jobs = (size_t)max_rows * shape->kv_heads;
-	size_t cells = jobs * max_clusters;
+	enum kv_status status;
 
 	if (made == NULL) return KV_NO_MEMORY;
 	made->allocator = allocator;
+	made->device = *device;
 	made->jobs = (uint32_t)jobs;
 	made->clusters = max_clusters;
 	made->group = gw_shape_group(shape);
 	made->score_jobs = kv_alloc_array(allocator, jobs, sizeof *made->score_jobs);
 	made->select_jobs = kv_alloc_array(allocator, jobs, sizeof *made->select_jobs);
-	made->logits = kv_alloc_array(allocator, cells, sizeof(float) * made->group);
-	made->votes = kv_alloc_array(allocator, cells, sizeof *made->votes);
-	made->rest = kv_alloc_array(allocator, cells, sizeof *made->rest);
-	made->order = kv_alloc_array(allocator, cells, sizeof *made->order);
-	made->extents = kv_alloc_array(allocator, cells, sizeof *made->extents);
-	made->counts = kv_alloc_array(allocator, jobs, sizeof *made->counts);
-	if (!made->score_jobs || !made->select_jobs || !made->logits || !made->votes || !made->rest ||
-		!made->order || !made->extents || !made->counts) {
+	status = !made->score_jobs || !made->select_jobs ? KV_NO_MEMORY : take_backend_memory(made);
+	if (status != KV_OK) {
 		gw_select_scratch_destroy(made);
-		return KV_NO_MEMORY;
+		return status;
 	}
 	*scratch = made;
 	return KV_OK;
@@ -50,12 +77,8 @@ void gw_select_scratch_destroy(struct gw_select_scratch *scratch)
 	if (scratch == NULL) return;
 	kv_free(scratch->allocator, scratch->score_jobs);
 	kv_free(scratch->allocator, scratch->select_jobs);
-	kv_free(scratch->allocator, scratch->logits);
-	kv_free(scratch->allocator, scratch->votes);
-	kv_free(scratch->allocator, scratch->rest);
-	kv_free(scratch->allocator, scratch->order);
-	kv_free(scratch->allocator, scratch->extents);
-	kv_free(scratch->allocator, scratch->counts);
+	kn_device_free(&scratch->device, scratch->logits);
+	kn_device_free(&scratch->device, scratch->extents);
 	kv_free(scratch->allocator, scratch);
 }
 
@@ -72,14 +95,14 @@ static void fill_jobs(const struct gw_policy_context *context, const struct gw_s
 
 	score->q = row->q + (size_t)head * scratch->group * head_dim;
 	score->centroids = index->centroids + slot * head_dim;
-	score->log_sizes = index->log_sizes + slot;
+	score->log_sizes = index->device_log_sizes + slot;
 	score->clusters = index->clusters;
 	score->logits = scratch->logits + cell * scratch->group;
 	score->logits_stride = scratch->clusters;
 	score->votes = scratch->votes + cell;
 
 	select->votes = score->votes;
-	select->sizes = index->sizes + slot;
+	select->sizes = index->device_sizes + slot;
 	select->clusters = index->clusters;
 	select->budget = row->budget;
 	select->extents = scratch->extents + cell;
@@ -112,6 +135,7 @@ static enum kv_status select_clusters(const struct gw_policy_context *context,
 	const struct gw_select_row *rows, uint32_t count)
 {
 	struct gw_select_scratch *scratch = context->scratch;
+	const struct kn_device *device = &context->device;
 	uint32_t kv_heads = context->shape->kv_heads;
 	uint32_t jobs = count * kv_heads;
 	struct kn_score_arguments score = {0};
@@ -133,11 +157,11 @@ static enum kv_status select_clusters(const struct gw_policy_context *context,
 	score.head_dim = context->shape->head_dim;
 	score.scale = context->shape->attention_scale;
 	score.size_term = context->options->size_term;
-	KV_TRY(context->ops->score(context->backend, context->stream, &score));
+	KV_TRY(device->ops->score(device->backend, device->stream, &score));
 	select.jobs = scratch->select_jobs;
 	select.job_count = jobs;
-	KV_TRY(context->ops->select(context->backend, context->stream, &select));
-	KV_TRY(context->ops->stream_wait(context->backend, context->stream));
+	KV_TRY(device->ops->select(device->backend, device->stream, &select));
+	KV_TRY(kn_device_wait(device));
 	for (uint32_t i = 0; i < count; i++)
 		for (uint32_t head = 0; head < kv_heads; head++)
 			publish(context, &rows[i], head, i * kv_heads + head);

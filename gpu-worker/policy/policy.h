@@ -33,33 +33,32 @@ struct gw_policy_options {
 
 /* What one (sequence, KV head) attends to besides sinks and window, in this order. */
 struct gw_selection {
-	struct kn_extent *extents;   /* clusters of the index, trimmed */
+	struct kn_extent *extents;   /* KN_SHARED: clusters of the index, trimmed */
 	uint32_t extent_count;
 	uint32_t tokens;             /* sum of the extents */
-	uint32_t *rest;              /* what estimate.rest shows */
+	uint32_t *rest;              /* KN_DEVICE: what estimate.rest shows */
 	struct kn_estimate estimate; /* of the rest; clusters = 0 without one */
 };
 
 /* One row of a decode step. */
 struct gw_select_row {
 	const struct gw_cluster_index *index;
-	const float *q;              /* [heads][head_dim] */
+	const float *q;              /* backend memory [heads][head_dim] */
 	uint32_t budget;             /* tokens left for the selection, sinks taken off */
 	struct gw_selection *out;    /* [kv_heads] */
 };
 
 /* Memory of select for a batch: sized when sequences open. */
 struct gw_select_scratch;
-enum kv_status gw_select_scratch_create(struct kv_allocator *allocator, uint32_t max_rows,
-	const struct gw_model_shape *shape, uint32_t max_clusters, struct gw_select_scratch **scratch);
+enum kv_status gw_select_scratch_create(struct kv_allocator *allocator,
+	const struct kn_device *device, uint32_t max_rows, const struct gw_model_shape *shape,
+	uint32_t max_clusters, struct gw_select_scratch **scratch);
 void gw_select_scratch_destroy(struct gw_select_scratch *scratch);
 
 struct gw_policy_context {
 	const struct gw_policy_options *options;
 	const struct gw_model_shape *shape;
-	const struct kn_backend_ops *ops;
-	struct kn_backend *backend;
-	struct kn_stream *stream;
+	struct kn_device device;
 	struct gw_select_scratch *scratch;
 };
 

@@ -12,35 +12,15 @@
 
 #include "common/base/random.h"
 #include "gpu-worker/cache/cluster_cache.h"
+#include "tests/lib/memory_device.h"
 
 enum { ROW_BYTES = 24, PAGE = GW_CACHE_PAGE_ROWS, PAGE_BYTES = PAGE * ROW_BYTES, NOT_CACHED = -1 };
-
-/* A backend of nothing but memory. */
-static enum kv_status buffer_create(
-    struct kn_backend *backend, enum kn_memory kind, size_t bytes, void **buffer)
-{
-	(void)kind;
-	void *memory = kv_alloc((struct kv_allocator *)(void *)backend, bytes);
-
-	if (memory == NULL) return KV_NO_MEMORY;
-	*buffer = memory;
-	return KV_OK;
-}
-
-static void buffer_destroy(struct kn_backend *backend, void *buffer)
-{
-	kv_free((struct kv_allocator *)(void *)backend, buffer);
-}
-
-static const struct kn_backend_ops memory_ops = {
-    .name = "memory", .buffer_create = buffer_create, .buffer_destroy = buffer_destroy};
 
 static enum kv_status create(struct kv_allocator *allocator, uint32_t pages, uint32_t recency,
     struct gw_cluster_cache **cache)
 {
 	struct gw_cache_options options = {.allocator = allocator,
-	    .ops = &memory_ops,
-	    .backend = (struct kn_backend *)(void *)allocator,
+	    .device = kvt_memory_device(allocator, 1),
 	    .capacity_bytes = (uint64_t)pages * PAGE_BYTES + PAGE_BYTES - 1,
 	    .row_bytes = ROW_BYTES,
 	    .recency = recency};
@@ -275,8 +255,7 @@ static void a_page_is_the_smallest_cache(void **state)
 {
 	struct gw_cluster_cache *cache = open_cache(1, 0);
 	struct gw_cache_options options = {.allocator = kv_heap(),
-	    .ops = &memory_ops,
-	    .backend = (struct kn_backend *)(void *)kv_heap(),
+	    .device = kvt_memory_device(kv_heap(), 1),
 	    .capacity_bytes = PAGE_BYTES - 1,
 	    .row_bytes = ROW_BYTES};
 	struct gw_cluster_cache *none = NULL;

@@ -109,8 +109,8 @@ static void attaching_gives_what_writing_left(void **state)
 
 		/* Twice is too much for every layer, and says so. */
 		assert_int_equal(gw_attach_layer(sequence, layer, buffer), KV_LIMIT);
-		gw_token_rows_drop(&held->recent, held->recent.count);
-		gw_token_rows_drop(&held->sinks, held->sinks.count);
+		assert_int_equal(gw_token_rows_drop(&held->recent, held->recent.count), KV_OK);
+		assert_int_equal(gw_token_rows_drop(&held->sinks, held->sinks.count), KV_OK);
 		if (held->index != NULL) gw_cluster_index_truncate(held->index, 0);
 		assert_int_equal(gw_attach_layer(sequence, layer, buffer), KV_OK);
 	}

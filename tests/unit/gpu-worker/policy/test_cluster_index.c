@@ -11,6 +11,7 @@
 #include <cmocka.h>
 
 #include "gpu-worker/policy/cluster_index.h"
+#include "tests/lib/memory_device.h"
 
 enum { HEADS = 2, DIM = 8, CAPACITY = 10, SEGMENTS = 4, UNIT_MOST = 8 };
 
@@ -68,6 +69,9 @@ static void check(
 			assert_int_equal(index->sizes[slot + c], size);
 			assert_int_equal(index->first_row[slot + c], row);
 			assert_int_equal(index->segment_of[first + c], segment);
+			assert_int_equal(index->device_sizes[slot + c], size);
+			assert_memory_equal(
+			    &index->device_log_sizes[slot + c], &index->log_sizes[slot + c], sizeof(float));
 			if (size == 0)
 				assert_true(isinf(index->log_sizes[slot + c]));
 			else
@@ -79,10 +83,11 @@ static void check(
 
 static struct gw_cluster_index *create(void)
 {
+	struct kn_device device = kvt_memory_device(kv_heap(), 0);
 	struct gw_cluster_index *index = NULL;
 
 	assert_int_equal(
-	    gw_cluster_index_create(kv_heap(), HEADS, DIM, CAPACITY, SEGMENTS, &index), KV_OK);
+	    gw_cluster_index_create(kv_heap(), &device, HEADS, DIM, CAPACITY, SEGMENTS, &index), KV_OK);
 	assert_int_equal(index->clusters, 0);
 	assert_int_equal(index->segments, 0);
 	return index;
@@ -193,6 +198,7 @@ static void sizes_that_do_not_add_up_are_corrupt(void **state)
 static void every_allocation_may_fail(void **state)
 {
 	struct kv_allocator *allocator = kv_allocator_create("index", 0);
+	struct kn_device device = kvt_memory_device(allocator, 0);
 	struct gw_cluster_index *index = NULL;
 	enum kv_status status = KV_NO_MEMORY;
 	uint64_t n = 0;
@@ -200,7 +206,8 @@ static void every_allocation_may_fail(void **state)
 	(void)state;
 	while (status != KV_OK) {
 		kv_allocator_fail_at(allocator, ++n);
-		status = gw_cluster_index_create(allocator, HEADS, DIM, CAPACITY, SEGMENTS, &index);
+		status = gw_cluster_index_create(
+		    allocator, &device, HEADS, DIM, CAPACITY, SEGMENTS, &index);
 		kv_allocator_fail_at(allocator, 0);
 		if (status == KV_OK) break;
 		assert_int_equal(status, KV_NO_MEMORY);
@@ -208,7 +215,7 @@ static void every_allocation_may_fail(void **state)
 		assert_int_equal(kv_allocator_stats(allocator).blocks, 0);
 		assert_true(n < 50);
 	}
-	assert_int_equal(n, 9);
+	assert_int_equal(n, 8);
 	gw_cluster_index_destroy(index);
 	gw_cluster_index_destroy(NULL);
 	kv_allocator_destroy(allocator);

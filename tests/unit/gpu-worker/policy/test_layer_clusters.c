@@ -13,6 +13,7 @@
 #include "gpu-worker/policy/policy.h"
 #include "kernels/cpu/half.h"
 #include "tests/lib/kernel_harness.h"
+#include "tests/lib/memory_device.h"
 
 enum { DIM = 16, CAPACITY = 200, ROWS = 3, MAX_HEADS = 16, MAX_KV_HEADS = 4 };
 
@@ -68,6 +69,8 @@ static void attach(struct gw_cluster_index *index, uint32_t clusters, struct kv_
 
 static void bench_open(struct bench *bench, uint32_t heads, uint32_t kv_heads)
 {
+	struct kn_device device;
+
 	memset(bench, 0, sizeof *bench);
 	assert_true(kvt_backend_open(&bench->b, KN_CPU_AUTO, 2));
 	assert_int_equal(bench->b.ops->stream_create(bench->b.backend, &bench->stream), KV_OK);
@@ -76,13 +79,15 @@ static void bench_open(struct bench *bench, uint32_t heads, uint32_t kv_heads)
 	bench->shape.head_dim = DIM;
 	bench->shape.attention_scale = 0.25f;
 	bench->options.size_term = bench->options.estimate = 1;
-	assert_int_equal(
-	    gw_select_scratch_create(kv_heap(), ROWS, &bench->shape, CAPACITY, &bench->scratch), KV_OK);
-	bench->context = (struct gw_policy_context){&bench->options, &bench->shape, bench->b.ops,
-	    bench->b.backend, bench->stream, bench->scratch};
+	device = (struct kn_device){bench->b.ops, bench->b.backend, bench->stream};
+	assert_int_equal(gw_select_scratch_create(
+	                     kv_heap(), &device, ROWS, &bench->shape, CAPACITY, &bench->scratch),
+	    KV_OK);
+	bench->context =
+	    (struct gw_policy_context){&bench->options, &bench->shape, device, bench->scratch};
 	for (uint32_t row = 0; row < ROWS; row++) {
 		assert_int_equal(gw_cluster_index_create(
-		                     kv_heap(), kv_heads, DIM, CAPACITY + 1, 4, &bench->indices[row]),
+		                     kv_heap(), &device, kv_heads, DIM, CAPACITY + 1, 4, &bench->indices[row]),
 		    KV_OK);
 		bench->rows[row] =
 		    (struct gw_select_row){bench->indices[row], bench->q[row], 0, bench->selections[row]};
@@ -250,6 +255,7 @@ static void more_than_the_scratch_has_room_for_is_refused(void **state)
 static void every_allocation_may_fail(void **state)
 {
 	struct kv_allocator *allocator = kv_allocator_create("select", 0);
+	struct kn_device device = kvt_memory_device(allocator, 0);
 	struct gw_model_shape shape = {.heads = 4, .kv_heads = 2, .head_dim = DIM};
 	struct gw_select_scratch *scratch = NULL;
 	enum kv_status status = KV_NO_MEMORY;
@@ -258,7 +264,7 @@ static void every_allocation_may_fail(void **state)
 	(void)state;
 	while (status != KV_OK) {
 		kv_allocator_fail_at(allocator, ++n);
-		status = gw_select_scratch_create(allocator, 2, &shape, 10, &scratch);
+		status = gw_select_scratch_create(allocator, &device, 2, &shape, 10, &scratch);
 		kv_allocator_fail_at(allocator, 0);
 		if (status == KV_OK) break;
 		assert_int_equal(status, KV_NO_MEMORY);
