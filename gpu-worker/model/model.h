@@ -1,8 +1,8 @@
 /* A model: everything of the forward pass but the middle of attention.
  *
  * The pipeline calls embed, then for each layer project → (attention of its own making) → finish,
- * then logits. All activations are float rows in backend memory, positions are backend memory, too. Architectures register in
- * registry.c; each arch_NAME.c maps its tensors onto the shared blocks.
+ * then logits. All activations are float rows in backend memory, where positions are, too.
+ * Architectures register in registry.c; each arch_NAME.c maps its tensors onto the shared blocks.
  */
 #ifndef GW_MODEL_MODEL_H
 #define GW_MODEL_MODEL_H
@@ -43,8 +43,8 @@ const struct gw_model_shape *gw_model_shape(const struct gw_model *model);
 const char *gw_model_architecture(const struct gw_model *model); /* "llama", "qwen2" */
 uint64_t gw_model_weight_bytes(const struct gw_model *model);
 
-/* x[count][hidden] = embeddings of ids. Ids are checked by the caller: 0 ≤ id < vocabulary. They are
- * memory of the host, and stay as they are until stream_wait. */
+/* x[count][hidden] = embeddings of ids. Ids are checked by the caller: 0 ≤ id < vocabulary. They
+ * are memory of the host, and stay as they are until stream_wait. */
 enum kv_status gw_model_embed(struct gw_model *model, const int32_t *ids, uint32_t count, float *x);
 
 /* q[count][heads][head_dim], k and v [count][kv_heads][head_dim] of layer `layer` after norm, bias,

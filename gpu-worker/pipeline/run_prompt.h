@@ -20,7 +20,8 @@ struct gw_prompt_run {
 	float *x;                 /* KN_DEVICE: residual [prompt - first][hidden] */
 	uint32_t *positions;      /* KN_SHARED [prompt - first] */
 	float *qkv, *attention;   /* one chunk's */
-	uint8_t *own;             /* KN_DEVICE: this layer's rows from own_start on, [kv_heads][own_tokens] */
+	/* KN_DEVICE: this layer's rows from own_start on, [kv_heads][own_tokens] */
+	uint8_t *own;
 	size_t own_stride;        /* bytes between heads */
 	struct gw_source_rows source; /* the same, as offload reads it */
 	struct kn_span *spans;    /* context [kv_heads][span_capacity] */

@@ -31,8 +31,8 @@ static enum kv_status create_index(struct gw_sequence *sequence, struct gw_layer
 	struct kv_allocator *allocator = pipeline->options.allocator;
 	uint32_t kv_heads = pipeline->shape->kv_heads, clusters = cluster_bound(sequence);
 
-	KV_TRY(gw_cluster_index_create(allocator, &pipeline->device, kv_heads, pipeline->shape->head_dim, clusters,
-		sequence->segment_capacity, &state->index));
+	KV_TRY(gw_cluster_index_create(allocator, &pipeline->device, kv_heads,
+		pipeline->shape->head_dim, clusters, sequence->segment_capacity, &state->index));
 	state->slot_hints =
 		kv_alloc_array_zero(allocator, (size_t)kv_heads * clusters, sizeof *state->slot_hints);
 	return state->slot_hints != NULL ? KV_OK : KV_NO_MEMORY;

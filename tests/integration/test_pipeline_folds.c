@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/discrete_backend.h"
 #include "tests/lib/pipeline_check.h"
 #include "tests/lib/pipeline_fixture.h"
 
@@ -61,7 +62,9 @@ static void check_against_full(const struct kvt_talk *full, const struct kvt_tal
 {
 	const struct gw_sequence *a = full->sequence, *b = clusters->sequence;
 	const struct gw_model_shape *shape = a->pipeline->shape;
+	const struct kn_device *device = &a->pipeline->device;
 
+	kvt_discrete_show(device->ops, device->backend);
 	for (uint32_t layer = 0; layer < shape->layers; layer++)
 		for (uint32_t head = 0; head < shape->kv_heads; head++)
 			for (uint32_t position = 0; position < b->kv_count; position++) {
@@ -75,6 +78,7 @@ static void check_against_full(const struct kvt_talk *full, const struct kvt_tal
 						fail_msg("layer %u position %u: %g and %g", layer, position, (double)x[i],
 						    (double)y[i]);
 			}
+	kvt_discrete_hide(device->ops, device->backend);
 }
 
 struct shape_case {

@@ -13,6 +13,7 @@
 #include <cmocka.h>
 
 #include "kernels/cpu/half.h"
+#include "tests/lib/discrete_backend.h"
 #include "tests/lib/pipeline_check.h"
 #include "tests/lib/pipeline_fixture.h"
 
@@ -253,7 +254,9 @@ static void run_audit_case(
 	kvt_talk_begin(&talk, pipeline, &question);
 	while (talk.count < c->steps) {
 		kvt_talk_step(batch, 1);
+		kvt_discrete_show(worker->ops, worker->backend);
 		add_step(&talk, &sums);
+		kvt_discrete_hide(worker->ops, worker->backend);
 	}
 	*report = *gw_sequence_report(talk.sequence);
 	assert_int_equal(report->decode_steps, c->steps - 1);

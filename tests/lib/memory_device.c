@@ -24,8 +24,8 @@ static void buffer_destroy(struct kn_backend *backend, void *buffer)
 	kv_free(allocator_of(backend), buffer);
 }
 
-static enum kv_status transfer(struct kn_backend *backend, struct kn_stream *stream, void *to,
-    const void *from, size_t bytes)
+static enum kv_status transfer(
+    struct kn_backend *backend, struct kn_stream *stream, void *to, const void *from, size_t bytes)
 {
 	(void)backend;
 	(void)stream;
@@ -33,8 +33,8 @@ static enum kv_status transfer(struct kn_backend *backend, struct kn_stream *str
 	return KV_OK;
 }
 
-static enum kv_status fill(struct kn_backend *backend, struct kn_stream *stream, void *memory,
-    uint8_t value, size_t bytes)
+static enum kv_status fill(
+    struct kn_backend *backend, struct kn_stream *stream, void *memory, uint8_t value, size_t bytes)
 {
 	(void)backend;
 	(void)stream;
@@ -73,8 +73,7 @@ static const struct kn_backend_ops ops[2] = {OPS(0), OPS(1)};
 
 struct kn_device kvt_memory_device(struct kv_allocator *allocator, int unified)
 {
-	struct kn_device device = {
-	    &ops[unified != 0], (struct kn_backend *)(void *)allocator, NULL};
+	struct kn_device device = {&ops[unified != 0], (struct kn_backend *)(void *)allocator, NULL};
 
 	return device;
 }

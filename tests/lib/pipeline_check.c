@@ -10,6 +10,8 @@
 
 #include <cmocka.h>
 
+#include "tests/lib/discrete_backend.h"
+
 static void unit_of(const struct gw_sequence *sequence, uint32_t i, uint32_t layer,
     struct gw_unit *unit, const uint8_t **memory)
 {
@@ -126,9 +128,11 @@ static void check_list(const struct gw_sequence *sequence)
 void kvt_check_sequence(const struct gw_sequence *sequence)
 {
 	const struct gw_policy_options *policy = &sequence->pipeline->options.policy;
+	const struct kn_device *device = &sequence->pipeline->device;
 	uint32_t start = sequence->window_start;
 
 	check_list(sequence);
+	kvt_discrete_show(device->ops, device->backend);
 	for (uint32_t layer = 0; layer < sequence->pipeline->shape->layers; layer++) {
 		const struct gw_layer_state *state = &sequence->layers[layer];
 		uint32_t clusters = 0;
@@ -154,6 +158,7 @@ void kvt_check_sequence(const struct gw_sequence *sequence)
 		assert_int_equal(state->recent.count, sequence->kv_count - start);
 		check_rows(sequence, layer, &state->recent, start, sequence->kv_count);
 	}
+	kvt_discrete_hide(device->ops, device->backend);
 }
 
 static void compare_rows(const uint8_t *a, const uint8_t *b, uint32_t numbers, double most)

@@ -6,11 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
 
 #include "common/base/log.h"
+#include "tests/lib/discrete_backend.h"
 
 static const struct gw_policy_options usual_policy = {.name = "clusterkv",
     .budget = 128,
@@ -36,6 +38,19 @@ static uint32_t larger(uint32_t a, uint32_t b)
 	return a > b ? a : b;
 }
 
+/* CLUSTERKV_TEST_BACKEND=discrete: all tests of the data path on a device that is not the host. */
+static void open_backend(struct kvt_worker *worker, const struct kn_backend_options *options)
+{
+	const char *name = getenv("CLUSTERKV_TEST_BACKEND");
+
+	if (name == NULL || strcmp(name, "discrete") != 0) {
+		must(kn_backend_open("cpu", options, &worker->ops, &worker->backend), "open the backend");
+		return;
+	}
+	worker->ops = &kvt_discrete_ops;
+	must(worker->ops->open(options, &worker->backend), "open the discrete backend");
+}
+
 void kvt_worker_open(struct kvt_worker *worker, const char *model, uint32_t threads)
 {
 	struct kn_backend_options backend = {.threads = threads, .max_rows = KVT_MAX_ROWS_OF_A_CALL};
@@ -55,7 +70,7 @@ void kvt_worker_open(struct kvt_worker *worker, const char *model, uint32_t thre
 	must(gw_model_read_shape(file, &shape), "read the model's shape");
 	backend.max_columns =
 	    larger(larger(shape.hidden, shape.feed_forward), shape.heads * shape.head_dim);
-	must(kn_backend_open("cpu", &backend, &worker->ops, &worker->backend), "open the backend");
+	open_backend(worker, &backend);
 	must(worker->ops->stream_create(worker->backend, &worker->stream), "create a stream");
 	options.ops = worker->ops;
 	options.backend = worker->backend;

@@ -86,8 +86,8 @@ static void bench_open(struct bench *bench, uint32_t heads, uint32_t kv_heads)
 	bench->context =
 	    (struct gw_policy_context){&bench->options, &bench->shape, device, bench->scratch};
 	for (uint32_t row = 0; row < ROWS; row++) {
-		assert_int_equal(gw_cluster_index_create(
-		                     kv_heap(), &device, kv_heads, DIM, CAPACITY + 1, 4, &bench->indices[row]),
+		assert_int_equal(gw_cluster_index_create(kv_heap(), &device, kv_heads, DIM, CAPACITY + 1,
+		                     4, &bench->indices[row]),
 		    KV_OK);
 		bench->rows[row] =
 		    (struct gw_select_row){bench->indices[row], bench->q[row], 0, bench->selections[row]};
