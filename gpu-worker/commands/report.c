@@ -1,5 +1,7 @@
 #include "gpu-worker/commands/report.h"
 
+#include <string.h>
+
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed)
 {
 	const struct gw_report *report = gw_sequence_report(sequence);
@@ -34,45 +36,80 @@ static double mean(double sum, uint64_t count)
 	return count > 0 ? sum / (double)count : 0.0;
 }
 
-void gw_worker_push(struct gw_worker *worker, const struct gw_totals *t)
+static const struct kv_worker_counter_row rows[] = {KV_WORKER_COUNTERS(KV_WORKER_COUNTER_ROW)};
+
+void gw_totals_values(const struct gw_worker *worker, const struct gw_totals *t,
+	double values[KV_WORKER_COUNTER_COUNT])
 {
 	struct gw_cache_stats cache = gw_pipeline_cache_stats(worker->pipeline);
-	const struct kvc_counter counters[] = {
-		{"cache_hit_bytes_total", (double)cache.hit_bytes},
-		{"cache_miss_bytes_total", (double)cache.miss_bytes},
-		{"cache_hit_tokens_total", (double)cache.hit_tokens},
-		{"cache_miss_tokens_total", (double)cache.miss_tokens},
-		{"cache_hit_clusters_total", (double)cache.hit_clusters},
-		{"cache_miss_clusters_total", (double)cache.miss_clusters},
-		{"cache_bytes", (double)cache.used_bytes},
-		{"cache_capacity_bytes", (double)cache.capacity_bytes},
-		{"cache_evictions_total", (double)cache.evictions},
-		{"requests_total", (double)t->requests},
-		{"failures_total", (double)t->failures},
-		{"active_sequences", (double)t->active_sequences},
-		{"prompt_tokens_total", (double)t->prompt_tokens},
-		{"prefix_hit_tokens_total", (double)t->prefix_hit_tokens},
-		{"decode_tokens_total", (double)t->decode_tokens},
-		{"decode_steps_total", (double)t->decode_steps},
-		{"degraded_steps_total", (double)t->degraded_steps},
-		{"prefill_seconds_total", t->prefill_seconds},
-		{"decode_seconds_total", t->decode_seconds},
-		{"clustering_seconds_total", t->index_seconds},
-		{"selection_seconds_total", t->select_seconds},
-		{"fetch_seconds_total", t->fetch_seconds},
-		{"attended_tokens", mean(t->budget_tokens + t->window_tokens, t->selections)},
-		{"lost_mass_estimated", mean(t->lost_mass_estimated, t->estimates)},
+	const double all[KV_WORKER_COUNTER_COUNT] = {
+		[KV_WORKER_CACHE_HIT_BYTES] = (double)cache.hit_bytes,
+		[KV_WORKER_CACHE_MISS_BYTES] = (double)cache.miss_bytes,
+		[KV_WORKER_CACHE_HIT_TOKENS] = (double)cache.hit_tokens,
+		[KV_WORKER_CACHE_MISS_TOKENS] = (double)cache.miss_tokens,
+		[KV_WORKER_CACHE_HIT_CLUSTERS] = (double)cache.hit_clusters,
+		[KV_WORKER_CACHE_MISS_CLUSTERS] = (double)cache.miss_clusters,
+		[KV_WORKER_CACHE_BYTES] = (double)cache.used_bytes,
+		[KV_WORKER_CACHE_CAPACITY] = (double)cache.capacity_bytes,
+		[KV_WORKER_CACHE_EVICTIONS] = (double)cache.evictions,
+		[KV_WORKER_REQUESTS] = (double)t->requests,
+		[KV_WORKER_FAILURES] = (double)t->failures,
+		[KV_WORKER_ACTIVE_SEQUENCES] = (double)t->active_sequences,
+		[KV_WORKER_PROMPT_TOKENS] = (double)t->prompt_tokens,
+		[KV_WORKER_PREFIX_HIT_TOKENS] = (double)t->prefix_hit_tokens,
+		[KV_WORKER_DECODE_TOKENS] = (double)t->decode_tokens,
+		[KV_WORKER_DECODE_STEPS] = (double)t->decode_steps,
+		[KV_WORKER_DEGRADED_STEPS] = (double)t->degraded_steps,
+		[KV_WORKER_PREFILL_SECONDS] = t->prefill_seconds,
+		[KV_WORKER_DECODE_SECONDS] = t->decode_seconds,
+		[KV_WORKER_CLUSTERING_SECONDS] = t->index_seconds,
+		[KV_WORKER_SELECTION_SECONDS] = t->select_seconds,
+		[KV_WORKER_FETCH_SECONDS] = t->fetch_seconds,
+		[KV_WORKER_ATTENDED_TOKENS] = mean(t->budget_tokens + t->window_tokens, t->selections),
+		[KV_WORKER_LOST_MASS] = mean(t->lost_mass_estimated, t->estimates),
 	};
 
-	if (worker->store != NULL)
-		kvc_report(worker->store, counters, sizeof counters / sizeof counters[0]);
+	memcpy(values, all, sizeof all);
+}
+
+void gw_worker_push(struct gw_worker *worker, const double values[KV_WORKER_COUNTER_COUNT])
+{
+	struct kvc_counter counters[KV_WORKER_COUNTER_COUNT];
+
+	if (worker->store == NULL) return;
+	for (int i = 0; i < KV_WORKER_COUNTER_COUNT; i++)
+		counters[i] = (struct kvc_counter){rows[i].name, values[i]};
+	kvc_report(worker->store, counters, KV_WORKER_COUNTER_COUNT);
+}
+
+static int only_rises(const char *name)
+{
+	static const char suffix[] = "_total";
+	size_t length = strlen(name), end = sizeof suffix - 1;
+
+	return length > end && strcmp(name + length - end, suffix) == 0;
+}
+
+void gw_put_metrics(const double values[KV_WORKER_COUNTER_COUNT], struct kv_text_buffer *out)
+{
+	for (int i = 0; i < KV_WORKER_COUNTER_COUNT; i++) {
+		const char *name = rows[i].name;
+
+		kv_text_printf(out, "# HELP clusterkv_worker_%s %s\n# TYPE clusterkv_worker_%s %s\n"
+			"clusterkv_worker_%s ", name, rows[i].help, name,
+			only_rises(name) ? "counter" : "gauge", name);
+		kv_text_put_double(out, values[i], "NaN");
+		kv_text_put(out, "\n");
+	}
 }
 
 void gw_worker_report(struct gw_worker *worker, const struct gw_sequence *sequence, int active)
 {
 	struct gw_totals totals = {0};
+	double values[KV_WORKER_COUNTER_COUNT];
 
 	gw_totals_add(&totals, sequence, 0);
 	totals.active_sequences = active ? 1 : 0;
-	gw_worker_push(worker, &totals);
+	gw_totals_values(worker, &totals, values);
+	gw_worker_push(worker, values);
 }

@@ -2,7 +2,9 @@
 #ifndef GW_COMMANDS_REPORT_H
 #define GW_COMMANDS_REPORT_H
 
+#include "common/runtime/text_buffer.h"
 #include "gpu-worker/commands/worker.h"
+#include "proto/worker_counters.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -20,8 +22,15 @@ struct gw_totals {
 
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed);
 
-/* Hand the counters to the store client, which pushes them each second. */
-void gw_worker_push(struct gw_worker *worker, const struct gw_totals *totals);
+/* All counters, by enum kv_worker_counter. On the thread that uses the pipeline. */
+void gw_totals_values(const struct gw_worker *worker, const struct gw_totals *totals,
+	double values[KV_WORKER_COUNTER_COUNT]);
+
+/* Hand them to the store client, which pushes them each second. */
+void gw_worker_push(struct gw_worker *worker, const double values[KV_WORKER_COUNTER_COUNT]);
+
+/* The same for Prometheus (text format 0.0.4), under the names that the store gives them. */
+void gw_put_metrics(const double values[KV_WORKER_COUNTER_COUNT], struct kv_text_buffer *out);
 
 /* The same for a process with one sequence. `active`: it is still running. */
 void gw_worker_report(struct gw_worker *worker, const struct gw_sequence *sequence, int active);

@@ -1,4 +1,5 @@
 /* gpu-worker serve: the loop with its signals and its clock; engine and HTTP server do the work. */
+#include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
@@ -22,6 +23,9 @@ struct serving {
 	struct kv_allocator *allocator;
 	struct gw_worker worker;
 	struct gw_totals totals; /* engine thread */
+	pthread_mutex_t values_mutex;
+	double values[KV_WORKER_COUNTER_COUNT]; /* as the engine thread counted them last */
+	struct gw_api_keys *keys;
 	struct kv_loop *loop;
 	struct gw_engine *engine;
 	struct gw_http_server *server;
@@ -72,14 +76,30 @@ static void push_totals(void *context, struct gw_sequence *const *running, uint3
 {
 	struct serving *serving = context;
 	struct gw_totals totals = serving->totals;
+	double values[KV_WORKER_COUNTER_COUNT];
 
 	for (uint32_t i = 0; i < count; i++)
 		gw_totals_add(&totals, running[i], 0);
 	totals.active_sequences = count;
-	gw_worker_push(&serving->worker, &totals);
+	gw_totals_values(&serving->worker, &totals, values);
+	gw_worker_push(&serving->worker, values);
+	pthread_mutex_lock(&serving->values_mutex);
+	memcpy(serving->values, values, sizeof values);
+	pthread_mutex_unlock(&serving->values_mutex);
 }
 
 /* The loop's side. */
+
+static void put_metrics(void *context, struct kv_text_buffer *out)
+{
+	struct serving *serving = context;
+	double values[KV_WORKER_COUNTER_COUNT];
+
+	pthread_mutex_lock(&serving->values_mutex);
+	memcpy(values, serving->values, sizeof values);
+	pthread_mutex_unlock(&serving->values_mutex);
+	gw_put_metrics(values, out);
+}
 
 static void tell_ready(struct serving *serving)
 {
@@ -234,6 +254,12 @@ static enum kv_status open_server(struct serving *serving)
 	options.listen_fd = serving->listen_fd;
 	options.max_body = serving->settings->max_body;
 	options.idle_ms = serving->settings->idle_ms;
+	options.put_metrics = put_metrics;
+	options.metrics_context = serving;
+	if (serving->settings->api_key_file != NULL && *serving->settings->api_key_file != '\0')
+		KV_TRY(gw_api_keys_load(
+		    serving->allocator, serving->settings->api_key_file, &serving->keys));
+	options.keys = serving->keys;
 	return gw_http_server_create(&options, &serving->server);
 }
 
@@ -262,13 +288,17 @@ static enum kv_status open_all(struct serving *serving)
 
 enum kv_status gw_command_serve(const struct gw_settings *s, struct kv_allocator *allocator)
 {
-	struct serving serving = {.settings = s, .allocator = allocator, .listen_fd = -1};
+	struct serving serving = {.settings = s,
+	    .allocator = allocator,
+	    .listen_fd = -1,
+	    .values_mutex = PTHREAD_MUTEX_INITIALIZER};
 	enum kv_status status = open_all(&serving);
 
 	if (status == KV_OK) status = kv_loop_run(serving.loop);
 	if (status == KV_OK) status = serving.status;
 	gw_engine_destroy(serving.engine);
 	gw_http_server_destroy(serving.server);
+	gw_api_keys_destroy(serving.keys);
 	kv_loop_destroy(serving.loop);
 	if (serving.worker.settings != NULL) gw_worker_close(&serving.worker);
 	if (status == KV_OK) kv_info("serve", "stopped");

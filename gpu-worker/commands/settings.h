@@ -41,6 +41,7 @@ struct gw_settings {
 	const char *prompt, *prompt_file, *tokens_file, *file;
 	bool parse_special, json, logits_digest, audit, ignore_end;
 	uint32_t max_tokens, top, prefill, decode;
+	const char *api_key_file;
 	double temperature, top_p, min_p, frequency_penalty, presence_penalty;
 	uint32_t top_k;
 	uint64_t seed;

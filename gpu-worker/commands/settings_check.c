@@ -7,6 +7,7 @@
 #include "common/transport/secret.h"
 #include "gpu-worker/commands/settings.h"
 #include "gpu-worker/commands/worker.h"
+#include "gpu-worker/server/api_keys.h"
 #include "gpu-worker/server/session.h"
 #include "gpu-worker/text/stream_decoder.h"
 #include "kvstore/client/store_client.h"
@@ -162,12 +163,23 @@ static enum kv_status look_at_secret(const char *path)
 	return status;
 }
 
+static enum kv_status look_at_keys(const char *path)
+{
+	struct gw_api_keys *keys;
+
+	if (path == NULL || *path == '\0') return KV_OK;
+	KV_TRY(gw_api_keys_load(kv_heap(), path, &keys));
+	gw_api_keys_destroy(keys);
+	return KV_OK;
+}
+
 enum kv_status gw_settings_look(const struct kv_command *command, const void *opaque)
 {
 	const struct gw_settings *s = opaque;
 
 	KV_TRY(gw_worker_look(s, kv_heap(), (command->bit & GW_MODEL_COMMANDS) != 0));
 	KV_TRY(look_at_secret(s->store_secret));
+	KV_TRY(look_at_keys(s->api_key_file));
 	KV_TRY(look_at_file("prompt-file", s->prompt_file));
 	KV_TRY(look_at_file("tokens-file", s->tokens_file));
 	return look_at_file("file", s->file);

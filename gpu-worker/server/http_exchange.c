@@ -11,6 +11,7 @@
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "gpu-worker/server/http_internal.h"
+#include "gpu-worker/server/http_tokenize.h"
 
 enum { STREAM_BLOCK = 8192 };
 
@@ -113,14 +114,27 @@ void gw_exchange_fail(
 	gw_choices_cancel(exchange);
 }
 
-/* On a pool thread. */
+/* On a pool thread. What is about tokens alone is answered there. */
+static enum kv_status parse_body(struct gw_exchange *exchange)
+{
+	const char *body = kv_text(&exchange->body);
+	size_t length = exchange->body.length;
+
+	if (exchange->route == GW_ROUTE_TOKENIZE)
+		return gw_http_tokenize(
+		    &exchange->model, exchange->allocator, body, length, &exchange->out);
+	if (exchange->route == GW_ROUTE_DETOKENIZE)
+		return gw_http_detokenize(
+		    &exchange->model, exchange->allocator, body, length, &exchange->out);
+	return gw_http_request_parse(&exchange->request, exchange->allocator, &exchange->model,
+	    exchange->route == GW_ROUTE_CHAT, body, length);
+}
+
 static void parse(void *context)
 {
 	struct gw_exchange *exchange = context;
 
-	exchange->parse_status =
-	    gw_http_request_parse(&exchange->request, exchange->allocator, &exchange->model,
-	        exchange->route == GW_ROUTE_CHAT, kv_text(&exchange->body), exchange->body.length);
+	exchange->parse_status = parse_body(exchange);
 	if (exchange->parse_status != KV_OK)
 		snprintf(exchange->parse_message, sizeof exchange->parse_message, "%s", kv_error_message());
 }
@@ -151,6 +165,12 @@ static void parsed(void *context)
 	kv_text_deinit(&exchange->body);
 	if (status != KV_OK) {
 		gw_exchange_fail(exchange, status, 0, exchange->parse_message);
+		return;
+	}
+	if (exchange->route == GW_ROUTE_TOKENIZE || exchange->route == GW_ROUTE_DETOKENIZE) {
+		exchange->code = 200;
+		exchange->complete = true;
+		gw_exchange_resume(exchange);
 		return;
 	}
 	describe_answer(exchange);
@@ -198,6 +218,24 @@ static void put_models(struct gw_exchange *exchange)
 	exchange->code = 200;
 }
 
+static void put_metrics(struct gw_exchange *exchange)
+{
+	const struct gw_http_server *server = exchange->server;
+	uint32_t waiting = gw_engine_waiting(server->options.engine);
+
+	server->options.put_metrics(server->options.metrics_context, &exchange->out);
+	kv_text_printf(&exchange->out,
+	    "# HELP clusterkv_worker_requests_waiting Requests that have not begun.\n"
+	    "# TYPE clusterkv_worker_requests_waiting gauge\n"
+	    "clusterkv_worker_requests_waiting %u\n"
+	    "# HELP clusterkv_worker_ready Whether it takes in work.\n"
+	    "# TYPE clusterkv_worker_ready gauge\n"
+	    "clusterkv_worker_ready %d\n",
+	    waiting, server->state == GW_ENGINE_READY && !server->draining);
+	exchange->head.content_type = "text/plain; version=0.0.4; charset=utf-8";
+	exchange->code = 200;
+}
+
 static void begin_completion(struct gw_exchange *exchange)
 {
 	static const struct gw_http_error large = {413, "invalid_request_error", "body_too_large"};
@@ -226,7 +264,8 @@ static void begin_completion(struct gw_exchange *exchange)
 enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
 {
 	exchange->begun = true;
-	if (exchange->server->draining && exchange->route != GW_ROUTE_HEALTH) {
+	if (exchange->server->draining && exchange->route != GW_ROUTE_HEALTH &&
+	    exchange->route != GW_ROUTE_METRICS) {
 		gw_exchange_fail(exchange, KV_CANCELLED, 0, "the worker is stopping");
 		return gw_exchange_answer(exchange);
 	}
@@ -237,8 +276,13 @@ enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
 	case GW_ROUTE_MODELS:
 		put_models(exchange);
 		break;
+	case GW_ROUTE_METRICS:
+		put_metrics(exchange);
+		break;
 	case GW_ROUTE_COMPLETIONS:
 	case GW_ROUTE_CHAT:
+	case GW_ROUTE_TOKENIZE:
+	case GW_ROUTE_DETOKENIZE:
 		begin_completion(exchange);
 		break;
 	}
@@ -279,8 +323,8 @@ enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
 	if (!exchange->streaming) {
 		if (kv_text_status(&exchange->out) != KV_OK) return MHD_NO;
 		exchange->answered = true;
-		return gw_http_respond(
-		    exchange->server, exchange->connection, exchange->code, &exchange->out, NULL);
+		return gw_http_respond(exchange->server, exchange->connection, exchange->code,
+		    &exchange->out, &exchange->head);
 	}
 	response = MHD_create_response_from_callback(
 	    MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, exchange, NULL);

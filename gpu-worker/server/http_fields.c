@@ -24,7 +24,9 @@ enum {
 	CHAT = GW_FIELDS_CHAT,
 	OPTIONS = GW_FIELDS_STREAM_OPTIONS,
 	MESSAGE = GW_FIELDS_MESSAGE,
-	PART = GW_FIELDS_PART
+	PART = GW_FIELDS_PART,
+	TOKENIZE = GW_FIELDS_TOKENIZE,
+	DETOKENIZE = GW_FIELDS_DETOKENIZE
 };
 
 static const struct row {
@@ -32,9 +34,11 @@ static const struct row {
 	unsigned places, neutral;
 	const char *words[2]; /* texts that change nothing */
 } rows[] = {
-    {"model", BOTH, TAKEN, {NULL}},
-    {"prompt", COMPLETION, TAKEN, {NULL}},
-    {"messages", CHAT, TAKEN, {NULL}},
+    {"model", BOTH | TOKENIZE | DETOKENIZE, TAKEN, {NULL}},
+    {"prompt", COMPLETION | TOKENIZE, TAKEN, {NULL}},
+    {"messages", CHAT | TOKENIZE, TAKEN, {NULL}},
+    {"tokens", DETOKENIZE, TAKEN, {NULL}},
+    {"add_special_tokens", TOKENIZE, TAKEN, {NULL}},
     {"max_tokens", BOTH, TAKEN, {NULL}},
     {"max_completion_tokens", CHAT, TAKEN, {NULL}},
     {"temperature", BOTH, TAKEN, {NULL}},
@@ -55,7 +59,7 @@ static const struct row {
     {"have_tokens", BOTH, TAKEN, {NULL}},
     {"ignore_end", BOTH, TAKEN, {NULL}},
     {"logits_digest", BOTH, TAKEN, {NULL}},
-    {"parse_special", COMPLETION, TAKEN, {NULL}},
+    {"parse_special", COMPLETION | TOKENIZE, TAKEN, {NULL}},
 
     {"user", BOTH, ANY, {NULL}},
     {"metadata", BOTH, ANY, {NULL}},

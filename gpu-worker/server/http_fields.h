@@ -17,7 +17,9 @@ enum gw_field_place {
 	GW_FIELDS_CHAT = 2,
 	GW_FIELDS_STREAM_OPTIONS = 4,
 	GW_FIELDS_MESSAGE = 8,
-	GW_FIELDS_PART = 16 /* of a message's content */
+	GW_FIELDS_PART = 16, /* of a message's content */
+	GW_FIELDS_TOKENIZE = 32,
+	GW_FIELDS_DETOKENIZE = 64
 };
 
 /* KV_OK when each field of `object` is supported at `place`, or changes nothing at the value that

@@ -26,7 +26,22 @@ struct gw_http_server {
 
 enum { GW_OUT_LIMIT = 256 << 20 }; /* bytes of one answer */
 
-enum gw_route { GW_ROUTE_COMPLETIONS, GW_ROUTE_CHAT, GW_ROUTE_MODELS, GW_ROUTE_HEALTH };
+enum gw_route {
+	GW_ROUTE_COMPLETIONS,
+	GW_ROUTE_CHAT,
+	GW_ROUTE_TOKENIZE,
+	GW_ROUTE_DETOKENIZE,
+	GW_ROUTE_MODELS,
+	GW_ROUTE_HEALTH,
+	GW_ROUTE_METRICS
+};
+
+/* What a response says besides its body; NULL leaves it out. */
+struct gw_http_head {
+	const char *content_type; /* NULL: JSON */
+	const char *allow;        /* the method that the path takes */
+	int authenticate;         /* a key is wanted */
+};
 
 /* One of the answers to a request's prompt: what the engine works on. */
 struct gw_choice {
@@ -68,6 +83,7 @@ struct gw_exchange {
 	uint32_t in_engine; /* choices that the engine has */
 
 	unsigned code; /* of the response; 0: not known yet */
+	struct gw_http_head head;
 	bool streaming, complete;
 	struct kv_text_buffer out;
 	size_t sent; /* of `out` */
@@ -103,8 +119,8 @@ void gw_choice_event(struct gw_choice *choice, const struct gw_engine_event *eve
 
 /* http_server.c */
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
-    unsigned code, const struct kv_text_buffer *body, const char *allow);
+    unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head);
 enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,
-    const struct gw_http_error *error, const char *message, const char *allow);
+    const struct gw_http_error *error, const char *message, const struct gw_http_head *head);
 
 #endif

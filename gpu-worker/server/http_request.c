@@ -4,8 +4,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "gpu-worker/server/http_fields.h"
-
 /* What is absent or null keeps the value that it has. */
 static json_t *field(const json_t *body, const char *name)
 {
@@ -153,26 +151,27 @@ static enum kv_status read_choices(struct gw_http_request *request)
 
 static const char PROMPT_FORMS[] = "one string or one array of token ids";
 
-static enum kv_status read_token_ids(
-    struct gw_http_request *request, const struct gw_http_model *model, const json_t *prompt)
+static enum kv_status read_token_ids(struct gw_http_request *request,
+    const struct gw_http_model *model, const char *name, const json_t *prompt)
 {
 	size_t count = json_array_size(prompt);
 	json_int_t id;
 
 	if (count > model->context)
-		return kv_fail(
-		    KV_LIMIT, "prompt: %zu tokens, but this model's context is %u", count, model->context);
+		return kv_fail(KV_LIMIT, "%s: %zu tokens, but this model's context is %u", name, count,
+		    model->context);
+	if (count == 0) return KV_OK;
 	request->tokens = kv_alloc_array(request->allocator, count, sizeof *request->tokens);
 	if (request->tokens == NULL) return KV_NO_MEMORY;
 	for (size_t i = 0; i < count; i++) {
 		const json_t *value = json_array_get(prompt, i);
 
-		if (!json_is_integer(value)) return wrong_type("prompt", PROMPT_FORMS);
+		if (!json_is_integer(value))
+			return wrong_type(name, "made of token ids, which are integers");
 		id = json_integer_value(value);
 		if (id < 0 || id >= (json_int_t)model->vocabulary)
 			return kv_fail(KV_INVALID,
-			    "prompt: token %lld at position %zu is outside the "
-			    "vocabulary of %u",
+			    "%s: token %lld at position %zu is outside the vocabulary of %u", name,
 			    (long long)id, i, model->vocabulary);
 		request->tokens[i] = (int32_t)id;
 	}
@@ -195,16 +194,16 @@ static enum kv_status unwrap_prompt(const json_t **prompt)
 }
 
 static enum kv_status read_prompt(
-    struct gw_http_request *request, const struct gw_http_model *model, int parse_special)
+    struct gw_http_request *request, const struct gw_http_model *model, int parse_special, int bos)
 {
 	const json_t *prompt = field(request->body, "prompt");
 
 	if (prompt == NULL) return kv_fail(KV_INVALID, "prompt: is missing");
 	KV_TRY(unwrap_prompt(&prompt));
-	if (json_is_array(prompt)) return read_token_ids(request, model, prompt);
+	if (json_is_array(prompt)) return read_token_ids(request, model, "prompt", prompt);
 	if (!json_is_string(prompt)) return wrong_type("prompt", PROMPT_FORMS);
 	return gw_tokenizer_encode(model->tokenizer, request->allocator, json_string_value(prompt),
-	    json_string_length(prompt), parse_special, 1, &request->tokens,
+	    json_string_length(prompt), parse_special, bos, &request->tokens,
 	    &request->session.token_count);
 }
 
@@ -391,28 +390,82 @@ static enum kv_status read_fields(
 	KV_TRY(read_logprobs(request));
 	/* A resumed sequence brings its prompt, its sampling and its end with it. */
 	if (request->session.resume_id != NULL) return KV_OK;
-	KV_TRY(
-	    request->chat ? read_messages(request, model) : read_prompt(request, model, parse_special));
+	KV_TRY(request->chat ? read_messages(request, model)
+	                     : read_prompt(request, model, parse_special, 1));
 	return fit(request, model);
+}
+
+static enum kv_status read_tokenize(
+    struct gw_http_request *request, const struct gw_http_model *model)
+{
+	const json_t *body = request->body;
+	int parse_special = 0, bos = 1;
+
+	KV_TRY(read_flag(body, "add_special_tokens", &bos));
+	KV_TRY(read_flag(body, "parse_special", &parse_special));
+	if (field(body, "messages") == NULL) return read_prompt(request, model, parse_special, bos);
+	if (field(body, "prompt") != NULL)
+		return kv_fail(KV_INVALID, "messages: goes without a prompt; leave one of them out");
+	return read_messages(request, model);
+}
+
+static enum kv_status read_detokenize(
+    struct gw_http_request *request, const struct gw_http_model *model)
+{
+	const json_t *tokens = field(request->body, "tokens");
+
+	if (!json_is_array(tokens)) return wrong_type("tokens", "an array of token ids");
+	return read_token_ids(request, model, "tokens", tokens);
+}
+
+static enum kv_status load_body(struct gw_http_request *request, struct kv_allocator *allocator,
+    const char *body, size_t length)
+{
+	json_error_t error;
+
+	memset(request, 0, sizeof *request);
+	request->allocator = allocator;
+	request->body = json_loadb(body, length, JSON_REJECT_DUPLICATES, &error);
+	if (request->body == NULL)
+		return kv_fail(KV_INVALID, "the body is not JSON: line %d column %d: %s", error.line,
+		    error.column, error.text);
+	return KV_OK;
 }
 
 enum kv_status gw_http_request_parse(struct gw_http_request *request,
     struct kv_allocator *allocator, const struct gw_http_model *model, int chat, const char *body,
     size_t length)
 {
-	json_error_t error;
 	enum kv_status status;
 
-	memset(request, 0, sizeof *request);
-	request->allocator = allocator;
+	KV_TRY(load_body(request, allocator, body, length));
 	request->chat = chat;
-	request->body = json_loadb(body, length, JSON_REJECT_DUPLICATES, &error);
-	if (request->body == NULL)
-		return kv_fail(KV_INVALID, "the body is not JSON: line %d column %d: %s", error.line,
-		    error.column, error.text);
 	request->session.stops = request->stops;
 	status = read_fields(request, model);
 	request->session.tokens = request->tokens;
+	if (status != KV_OK) gw_http_request_deinit(request);
+	return status;
+}
+
+static enum kv_status read_tokens(
+    struct gw_http_request *request, const struct gw_http_model *model, enum gw_field_place place)
+{
+	int encode = place == GW_FIELDS_TOKENIZE;
+
+	if (!json_is_object(request->body))
+		return kv_fail(KV_INVALID, "the body must be a JSON object");
+	KV_TRY(gw_fields_check(request->body, place, encode ? "/tokenize" : "/detokenize"));
+	KV_TRY(read_model(request->body, model));
+	return encode ? read_tokenize(request, model) : read_detokenize(request, model);
+}
+
+enum kv_status gw_http_tokens_parse(struct gw_http_request *request, struct kv_allocator *allocator,
+    const struct gw_http_model *model, enum gw_field_place place, const char *body, size_t length)
+{
+	enum kv_status status;
+
+	KV_TRY(load_body(request, allocator, body, length));
+	status = read_tokens(request, model, place);
 	if (status != KV_OK) gw_http_request_deinit(request);
 	return status;
 }

@@ -2,6 +2,7 @@
 #ifndef GW_SERVER_HTTP_REQUEST_H
 #define GW_SERVER_HTTP_REQUEST_H
 
+#include "gpu-worker/server/http_fields.h"
 #include "gpu-worker/server/session.h"
 #include "gpu-worker/text/chat_template.h"
 
@@ -40,6 +41,11 @@ struct gw_http_request {
 enum kv_status gw_http_request_parse(struct gw_http_request *request,
     struct kv_allocator *allocator, const struct gw_http_model *model, int chat, const char *body,
     size_t length);
+/* The same for bodies that are about tokens alone: `place` is GW_FIELDS_TOKENIZE (a prompt or
+ * messages) or GW_FIELDS_DETOKENIZE (tokens). Of `request` body, tokens and session.token_count are
+ * set. */
+enum kv_status gw_http_tokens_parse(struct gw_http_request *request, struct kv_allocator *allocator,
+    const struct gw_http_model *model, enum gw_field_place place, const char *body, size_t length);
 void gw_http_request_deinit(struct gw_http_request *request); /* zeroed is allowed */
 
 #ifdef __cplusplus

@@ -100,12 +100,15 @@ static const struct {
 } routes[] = {
     {"/v1/completions", "POST", GW_ROUTE_COMPLETIONS},
     {"/v1/chat/completions", "POST", GW_ROUTE_CHAT},
+    {"/tokenize", "POST", GW_ROUTE_TOKENIZE},
+    {"/detokenize", "POST", GW_ROUTE_DETOKENIZE},
     {"/v1/models", "GET", GW_ROUTE_MODELS},
     {"/health", "GET", GW_ROUTE_HEALTH},
+    {"/metrics", "GET", GW_ROUTE_METRICS},
 };
 
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
-    unsigned code, const struct kv_text_buffer *body, const char *allow)
+    unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head)
 {
 	/* The text is copied: the cast only takes the const away. */
 	struct MHD_Response *response = MHD_create_response_from_buffer(
@@ -113,10 +116,13 @@ enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connec
 	enum MHD_Result result;
 
 	if (response == NULL) return MHD_NO;
-	MHD_add_response_header(response, "Content-Type", "application/json");
+	MHD_add_response_header(response, "Content-Type",
+	    head->content_type != NULL && code == 200 ? head->content_type : "application/json");
 	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
-	if (allow != NULL)
-		MHD_add_response_header(response, "Allow", strcmp(allow, "GET") == 0 ? "GET, HEAD" : allow);
+	if (head->authenticate) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
+	if (head->allow != NULL)
+		MHD_add_response_header(
+		    response, "Allow", strcmp(head->allow, "GET") == 0 ? "GET, HEAD" : head->allow);
 	if (server->draining) MHD_add_response_header(response, "Connection", "close");
 	result = MHD_queue_response(connection, code, response);
 	MHD_destroy_response(response);
@@ -124,15 +130,17 @@ enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connec
 }
 
 enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,
-    const struct gw_http_error *error, const char *message, const char *allow)
+    const struct gw_http_error *error, const char *message, const struct gw_http_head *head)
 {
+	static const struct gw_http_head plain;
 	struct kv_text_buffer body;
 	enum MHD_Result result = MHD_NO;
 
 	kv_text_init(&body, server->options.allocator, 4096);
 	gw_error_body(&body, error, message, "", 0);
 	if (kv_text_status(&body) == KV_OK)
-		result = gw_http_respond(server, connection, error->code, &body, allow);
+		result =
+		    gw_http_respond(server, connection, error->code, &body, head != NULL ? head : &plain);
 	kv_text_deinit(&body);
 	return result;
 }
@@ -147,7 +155,8 @@ static enum MHD_Result refuse_path(struct gw_http_server *server, struct MHD_Con
 
 	if (allow != NULL) {
 		snprintf(message, sizeof message, "%.100s takes %s only", url, allow);
-		return gw_http_refuse(server, connection, &method, message, allow);
+		return gw_http_refuse(
+		    server, connection, &method, message, &(struct gw_http_head){.allow = allow});
 	}
 	snprintf(message, sizeof message, "there is no %.100s here", url);
 	return gw_http_refuse(server, connection, &missing, message, NULL);
@@ -165,8 +174,7 @@ static bool announces_too_much(
 /* HEAD is answered as GET; the daemon leaves the body out. */
 static bool takes_method(const char *taken, const char *method)
 {
-	return strcmp(taken, method) == 0 ||
-	       (strcmp(taken, "GET") == 0 && strcmp(method, "HEAD") == 0);
+	return strcmp(taken, method) == 0 || (strcmp(taken, "GET") == 0 && strcmp(method, "HEAD") == 0);
 }
 
 static enum MHD_Result refuse_stopping(
@@ -175,6 +183,25 @@ static enum MHD_Result refuse_stopping(
 	struct gw_http_error error = gw_http_error_of(KV_CANCELLED, 0);
 
 	return gw_http_refuse(server, connection, &error, "the worker is stopping", NULL);
+}
+
+/* Who looks whether it is there, and how it does, needs no key. */
+static bool needs_key(
+    const struct gw_http_server *server, struct MHD_Connection *connection, const char *url)
+{
+	if (server->options.keys == NULL || strcmp(url, "/health") == 0 || strcmp(url, "/metrics") == 0)
+		return false;
+	return !gw_api_keys_match(server->options.keys,
+	    MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Authorization"));
+}
+
+static enum MHD_Result refuse_key(struct gw_http_server *server, struct MHD_Connection *connection)
+{
+	const struct gw_http_error error = {401, "invalid_request_error", "invalid_api_key"};
+
+	return gw_http_refuse(server, connection, &error,
+	    "this worker wants a key: send Authorization: Bearer KEY with one that it knows",
+	    &(struct gw_http_head){.authenticate = 1});
 }
 
 static enum MHD_Result open_exchange(struct gw_http_server *server,
@@ -186,6 +213,7 @@ static enum MHD_Result open_exchange(struct gw_http_server *server,
 	char message[96];
 	size_t i = 0;
 
+	if (needs_key(server, connection, url)) return refuse_key(server, connection);
 	while (i < sizeof routes / sizeof routes[0] && strcmp(routes[i].path, url) != 0)
 		i++;
 	/* Another worker may have what is not here; who drains says nothing about it. */
@@ -265,8 +293,8 @@ static enum kv_status split_address(const char *listen, char host[96], const cha
 	for (const char *at = *port; *at != '\0'; at++)
 		if (*at < '0' || *at > '9') valid = false;
 	if (!valid || strlen(*port) > 5 || strtoul(*port, NULL, 10) > UINT16_MAX)
-		return kv_fail(KV_INVALID, "address \"%s\": the port must be a number from 0 to %d",
-		    listen, UINT16_MAX);
+		return kv_fail(KV_INVALID, "address \"%s\": the port must be a number from 0 to %d", listen,
+		    UINT16_MAX);
 	return KV_OK;
 }
 
@@ -346,9 +374,10 @@ static void name_address(struct gw_http_server *server)
 	    port);
 	if (!is_loopback(&address))
 		kv_warning("http",
-		    "listening on %s, beyond this machine: the API has no authentication and no TLS, put a "
-		    "proxy in front of it",
-		    server->address);
+		    "listening on %s, beyond this machine: the API has no %sTLS, put a proxy "
+		    "in front of it",
+		    server->address,
+		    server->options.keys != NULL ? "" : "authentication (--api-key-file) and no ");
 }
 
 static enum kv_status start_daemon(struct gw_http_server *server)

@@ -1,6 +1,7 @@
 /* The HTTP API, on the event loop.
  *
- *     POST /v1/completions  POST /v1/chat/completions  GET /v1/models  GET /health
+ *     POST /v1/completions  POST /v1/chat/completions  GET /v1/models
+ *     POST /tokenize  POST /detokenize  GET /health  GET /metrics
  *
  * Requests are parsed on pool threads, answered by the engine, and written as they come. A client
  * that goes away ends its sequence.
@@ -8,6 +9,8 @@
 #ifndef GW_SERVER_HTTP_SERVER_H
 #define GW_SERVER_HTTP_SERVER_H
 
+#include "common/runtime/text_buffer.h"
+#include "gpu-worker/server/api_keys.h"
 #include "gpu-worker/server/engine.h"
 #include "gpu-worker/server/http_request.h"
 
@@ -28,6 +31,10 @@ struct gw_http_options {
 	const char *listen; /* HOST:PORT, [HOST]:PORT or :PORT; port 0 takes a free one */
 	int listen_fd;      /* a listening socket to take over instead, or -1 */
 	uint64_t max_body, idle_ms;
+	const struct gw_api_keys *keys; /* NULL: nobody needs one. Not for /health and /metrics. */
+	/* The worker's counters for Prometheus. */
+	void (*put_metrics)(void *context, struct kv_text_buffer *out);
+	void *metrics_context;
 };
 
 /* KV_OK when `listen` has one of its forms; else KV_INVALID. Nothing is looked up. Any thread. */
