@@ -11,8 +11,7 @@
 
 void dev_check(cudaError_t error, const char *call, const char *file, int line)
 {
-	if (error == cudaSuccess)
-		return;
+	if (error == cudaSuccess) return;
 	print_error("%s:%d: %s: %s (%d)\n", file, line, call, cudaGetErrorString(error), (int)error);
 	_fail(file, line);
 }

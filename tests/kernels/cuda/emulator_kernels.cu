@@ -5,8 +5,7 @@
 static __global__ void saxpy_kernel(float a, const float *x, float *y, int n)
 {
 	int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-	if (i < n)
-		y[i] += a * x[i];
+	if (i < n) y[i] += a * x[i];
 }
 
 cudaError_t emk_saxpy(float a, const float *x, float *y, int n, cudaStream_t stream)
@@ -34,13 +33,11 @@ static __global__ void __launch_bounds__(256) sum_rows_kernel(const float *x, fl
 	for (int i = static_cast<int>(threadIdx.x); i < n; i += 256)
 		v += row[n - 1 - i];
 	v = warp_sum(v);
-	if ((threadIdx.x & 31) == 0)
-		of_warp[threadIdx.x >> 5] = v;
+	if ((threadIdx.x & 31) == 0) of_warp[threadIdx.x >> 5] = v;
 	__syncthreads();
 	if (threadIdx.x < 32) {
 		v = warp_sum(threadIdx.x < 8 ? of_warp[threadIdx.x] : 0.0f);
-		if (threadIdx.x == 0)
-			out[blockIdx.x] = v;
+		if (threadIdx.x == 0) out[blockIdx.x] = v;
 	}
 }
 
@@ -53,8 +50,7 @@ cudaError_t emk_sum_rows(const float *x, float *out, int rows, int n, cudaStream
 static __global__ void fill_kernel(float *x, float value, int n)
 {
 	int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-	if (i < n)
-		x[i] = value;
+	if (i < n) x[i] = value;
 }
 
 cudaError_t emk_fill(float *x, float value, int n, cudaStream_t stream)
@@ -66,15 +62,13 @@ cudaError_t emk_fill(float *x, float value, int n, cudaStream_t stream)
 static __global__ void count_kernel(const int *x, int *counts, int n)
 {
 	__shared__ int of_block[32];
-	if (threadIdx.x < 32)
-		of_block[threadIdx.x] = 0;
+	if (threadIdx.x < 32) of_block[threadIdx.x] = 0;
 	__syncthreads();
 	int first = static_cast<int>(blockIdx.x) * 100, end = min(first + 100, n);
 	for (int i = first + static_cast<int>(threadIdx.x); i < end; i += static_cast<int>(blockDim.x))
 		atomicAdd(&of_block[x[i]], 1);
 	__syncthreads();
-	if (threadIdx.x < 32)
-		atomicAdd(&counts[threadIdx.x], of_block[threadIdx.x]);
+	if (threadIdx.x < 32) atomicAdd(&counts[threadIdx.x], of_block[threadIdx.x]);
 }
 
 cudaError_t emk_count(const int *x, int *counts, int n, int threads, cudaStream_t stream)

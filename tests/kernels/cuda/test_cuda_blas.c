@@ -37,10 +37,8 @@ static uint16_t narrow(float x, cudaDataType type)
 {
 	uint32_t bits;
 	memcpy(&bits, &x, sizeof bits);
-	if (type == CUDA_R_16BF)
-		return (uint16_t)(bits >> 16);
-	if (x == 0.0f)
-		return 0;
+	if (type == CUDA_R_16BF) return (uint16_t)(bits >> 16);
+	if (x == 0.0f) return 0;
 	return (uint16_t)((bits >> 16 & 0x8000) | (((bits >> 23 & 0xff) - 127 + 15) << 10) |
 	                  (bits >> 13 & 0x3ff));
 }
@@ -48,8 +46,7 @@ static uint16_t narrow(float x, cudaDataType type)
 static void *upload(const float *x, size_t count, cudaDataType type)
 {
 	uint16_t narrowed[BATCH * ELEMENTS];
-	if (type == CUDA_R_32F)
-		return dev_upload(x, count * sizeof *x);
+	if (type == CUDA_R_32F) return dev_upload(x, count * sizeof *x);
 	for (size_t i = 0; i < count; i++)
 		narrowed[i] = narrow(x[i], type);
 	return dev_upload(narrowed, count * sizeof *narrowed);
@@ -86,7 +83,8 @@ static float element(const float *x, int transposed, int row, int column)
 	return transposed ? x[row * LEADING + column] : x[column * LEADING + row];
 }
 
-static void check(const struct fixture *f, const float *got, int ta, int tb, float alpha, float beta)
+static void check(
+    const struct fixture *f, const float *got, int ta, int tb, float alpha, float beta)
 {
 	for (int i = 0; i < ELEMENTS; i++) {
 		int row = i % LEADING, column = i / LEADING;

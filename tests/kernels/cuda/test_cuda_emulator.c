@@ -86,8 +86,7 @@ static void test_collectives(void **state)
 	dev_free(out);
 	for (int t = 0; t < 80; t++) {
 		int first = t / 32 * 32, lanes = t < 64 ? 32 : 16, half = t / 16 * 16;
-		if (t + 1 < first + lanes)
-			assert_int_equal(got[EMK_DOWN][t], t + 1);
+		if (t + 1 < first + lanes) assert_int_equal(got[EMK_DOWN][t], t + 1);
 		assert_int_equal(got[EMK_XOR][t], t ^ 3);
 		assert_int_equal(got[EMK_SUM][t], lanes * first + lanes * (lanes - 1) / 2);
 		assert_int_equal((unsigned)got[EMK_ODD][t], lanes == 32 ? 0xaaaaaaaau : 0xaaaau);

@@ -93,8 +93,7 @@ static void test_event_states(void **state)
 	DEV_OK(cudaEventRecord(f->b_done, f->b));
 	DEV_OK(cudaStreamWaitEvent(f->a, f->b_done, 0));
 	DEV_OK(emk_saxpy(1.0f, f->x, f->x, COUNT, f->a));
-	DEV_OK(
-	    cudaMemcpyAsync(f->pinned, f->x, COUNT * sizeof(float), cudaMemcpyDeviceToHost, f->a));
+	DEV_OK(cudaMemcpyAsync(f->pinned, f->x, COUNT * sizeof(float), cudaMemcpyDeviceToHost, f->a));
 	while (cudaStreamQuery(f->a) == cudaErrorNotReady)
 		continue;
 	assert_all(f->pinned, 4.0f);
@@ -229,8 +228,8 @@ static void test_refused_in_capture(void **state)
 	REFUSED(cudaMalloc(&memory, 16), cudaErrorStreamCaptureUnsupported);
 	end_lost(f);
 	begin(f);
-	REFUSED(cudaMemcpy(f->y, f->pinned, 16, cudaMemcpyHostToDevice),
-	    cudaErrorStreamCaptureUnsupported);
+	REFUSED(
+	    cudaMemcpy(f->y, f->pinned, 16, cudaMemcpyHostToDevice), cudaErrorStreamCaptureUnsupported);
 	end_lost(f);
 	begin(f);
 	REFUSED(cudaMemcpyAsync(f->x, pageable, sizeof pageable, cudaMemcpyHostToDevice, f->a),

@@ -16,10 +16,8 @@ api_call::api_call(bool unsafe_in_capture)
 	refused = in_host_function ? cudaErrorNotPermitted : cudaSuccess;
 	tsan_ignore();
 	state_lock.lock();
-	if (!refused && settings.devices == 0)
-		refused = cudaErrorNoDevice;
-	if (!refused && unsafe_in_capture)
-		refused = capture_forbids();
+	if (!refused && settings.devices == 0) refused = cudaErrorNoDevice;
+	if (!refused && unsafe_in_capture) refused = capture_forbids();
 }
 
 api_call::~api_call()
@@ -30,8 +28,7 @@ api_call::~api_call()
 
 cudaError_t failed(cudaError_t error)
 {
-	if (error != cudaSuccess)
-		last_error = error;
+	if (error != cudaSuccess) last_error = error;
 	return error;
 }
 
@@ -110,10 +107,8 @@ const char *cudaGetErrorString(cudaError_t error)
 cudaError_t cudaGetDeviceCount(int *count)
 {
 	*count = 0;
-	if (settings.device_error)
-		return failed(static_cast<cudaError_t>(settings.device_error));
-	if (settings.devices == 0)
-		return failed(cudaErrorNoDevice);
+	if (settings.device_error) return failed(static_cast<cudaError_t>(settings.device_error));
+	if (settings.devices == 0) return failed(cudaErrorNoDevice);
 	*count = 1;
 	return cudaSuccess;
 }
@@ -174,8 +169,7 @@ cudaError_t cudaRuntimeGetVersion(int *version)
 
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device)
 {
-	if (device != 0)
-		return failed(cudaErrorInvalidDevice);
+	if (device != 0) return failed(cudaErrorInvalidDevice);
 	switch (attribute) {
 #define EMU_ATTRIBUTE(name, number)                                                                \
 	case name:                                                                                     \
@@ -189,8 +183,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int dev
 
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device)
 {
-	if (device != 0 || settings.devices == 0)
-		return failed(cudaErrorInvalidDevice);
+	if (device != 0 || settings.devices == 0) return failed(cudaErrorInvalidDevice);
 	memset(properties, 0, sizeof *properties);
 	snprintf(properties->name, sizeof properties->name, "cuda_on_cpu");
 	properties->totalGlobalMem = settings.memory;

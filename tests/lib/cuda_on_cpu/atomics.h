@@ -102,11 +102,9 @@ inline int emu_count_block(int predicate)
 {
 	__shared__ int count;
 	__syncthreads();
-	if (emu_thread->rank == 0)
-		count = 0;
+	if (emu_thread->rank == 0) count = 0;
 	__syncthreads();
-	if (predicate)
-		atomicAdd(&count, 1);
+	if (predicate) atomicAdd(&count, 1);
 	__syncthreads();
 	return count;
 }

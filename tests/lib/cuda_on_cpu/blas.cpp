@@ -45,17 +45,15 @@ size_t element_bytes(cudaDataType type)
 
 const char *at(const matrix &x, size_t batch, size_t row, size_t column)
 {
-	long long element = static_cast<long long>(batch) * x.stride +
-	                    static_cast<long long>(column * x.leading + row);
+	long long element =
+	    static_cast<long long>(batch) * x.stride + static_cast<long long>(column * x.leading + row);
 	return x.data + element * static_cast<long long>(element_bytes(x.type));
 }
 
 float get(const char *from, cudaDataType type)
 {
-	if (type == CUDA_R_32F)
-		return *reinterpret_cast<const float *>(from);
-	if (type == CUDA_R_16F)
-		return __half2float(*reinterpret_cast<const __half *>(from));
+	if (type == CUDA_R_32F) return *reinterpret_cast<const float *>(from);
+	if (type == CUDA_R_16F) return __half2float(*reinterpret_cast<const __half *>(from));
 	return __bfloat162float(*reinterpret_cast<const __nv_bfloat16 *>(from));
 }
 
@@ -139,16 +137,15 @@ bool is_readable(const char *start, size_t bytes)
 
 cublasStatus_t check_matrix(const matrix &x, size_t batch, const char *name)
 {
-	if (x.rows == 0 || x.columns == 0)
-		return CUBLAS_STATUS_SUCCESS;
+	if (x.rows == 0 || x.columns == 0) return CUBLAS_STATUS_SUCCESS;
 	size_t size = element_bytes(x.type);
-	if (size == 0)
-		return CUBLAS_STATUS_NOT_SUPPORTED;
+	if (size == 0) return CUBLAS_STATUS_NOT_SUPPORTED;
 	if (!x.data || x.leading < x.rows || reinterpret_cast<uintptr_t>(x.data) % size)
 		return CUBLAS_STATUS_INVALID_VALUE;
 	for (size_t i = 0; i < batch; i++)
 		if (!is_readable(at(x, i, 0, 0), ((x.columns - 1) * x.leading + x.rows) * size))
-			die_plainly("matrix %s of a product of cuBLAS is not all in memory of the device", name);
+			die_plainly(
+			    "matrix %s of a product of cuBLAS is not all in memory of the device", name);
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -156,8 +153,7 @@ cublasStatus_t check_product(const product &p)
 {
 	cublasStatus_t a = check_matrix(p.a, p.batch, "A"), b = check_matrix(p.b, p.batch, "B");
 	cublasStatus_t c = check_matrix(p.c, p.batch, "C");
-	if (a || b || c)
-		return a ? a : b ? b : c;
+	if (a || b || c) return a ? a : b ? b : c;
 	return p.a.type == p.b.type ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 
@@ -171,14 +167,11 @@ cublasStatus_t submit(cublasHandle_t handle, const product &p)
 {
 	api_call call;
 	const blas_handle *h = find(handle);
-	if (!h)
-		return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
 	cublasStatus_t status = check_product(p);
-	if (status || p.m == 0 || p.n == 0)
-		return status;
+	if (status || p.m == 0 || p.n == 0) return status;
 	cudaError_t error = call.refused;
-	if (!error)
-		error = stream_submit(h->stream, std::make_shared<product_work>(p));
+	if (!error) error = stream_submit(h->stream, std::make_shared<product_work>(p));
 	return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
 
@@ -200,8 +193,7 @@ extern "C" {
 cublasStatus_t cublasCreate_v2(cublasHandle_t *handle)
 {
 	api_call call;
-	if (call.refused)
-		return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (call.refused) return CUBLAS_STATUS_NOT_INITIALIZED;
 	blas_handle *h = new blas_handle{nullptr, CUBLAS_DEFAULT_MATH};
 	handles->insert(h);
 	*handle = reinterpret_cast<cublasHandle_t>(h);
@@ -212,8 +204,7 @@ cublasStatus_t cublasDestroy_v2(cublasHandle_t handle)
 {
 	api_call call;
 	blas_handle *h = find(handle);
-	if (!h)
-		return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
 	handles->erase(h);
 	delete h;
 	return CUBLAS_STATUS_SUCCESS;
@@ -224,10 +215,8 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
 	api_call call;
 	cudaError_t error = cudaSuccess;
 	blas_handle *h = find(handle);
-	if (!h)
-		return CUBLAS_STATUS_NOT_INITIALIZED;
-	if (!stream_find(stream, &error))
-		return CUBLAS_STATUS_INVALID_VALUE;
+	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (!stream_find(stream, &error)) return CUBLAS_STATUS_INVALID_VALUE;
 	h->stream = stream;
 	return CUBLAS_STATUS_SUCCESS;
 }
@@ -236,8 +225,7 @@ cublasStatus_t cublasGetStream_v2(cublasHandle_t handle, cudaStream_t *stream)
 {
 	api_call call;
 	const blas_handle *h = find(handle);
-	if (!h)
-		return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
 	*stream = h->stream;
 	return CUBLAS_STATUS_SUCCESS;
 }
@@ -247,8 +235,7 @@ cublasStatus_t cublasSetMathMode(cublasHandle_t handle, cublasMath_t mode)
 {
 	api_call call;
 	blas_handle *h = find(handle);
-	if (!h)
-		return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
 	if (mode != CUBLAS_DEFAULT_MATH && mode != CUBLAS_PEDANTIC_MATH)
 		return CUBLAS_STATUS_NOT_SUPPORTED;
 	h->math = mode;
@@ -259,8 +246,7 @@ cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t *mode)
 {
 	api_call call;
 	const blas_handle *h = find(handle);
-	if (!h)
-		return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
 	*mode = h->math;
 	return CUBLAS_STATUS_SUCCESS;
 }
@@ -268,8 +254,7 @@ cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t *mode)
 cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t bytes)
 {
 	api_call call;
-	if (!find(handle))
-		return CUBLAS_STATUS_NOT_INITIALIZED;
+	if (!find(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
 	if (reinterpret_cast<uintptr_t>(workspace) % 256 ||
 	    (workspace && memory_kind(workspace, bytes) != MEMORY_DEVICE))
 		return CUBLAS_STATUS_INVALID_VALUE;

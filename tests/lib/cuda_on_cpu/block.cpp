@@ -41,8 +41,7 @@ static int poison_module(struct dl_phdr_info *module, size_t, void *kernel)
 	bool holds = false;
 	for (int i = 0; i < module->dlpi_phnum; i++) {
 		const ElfW(Phdr) *h = &module->dlpi_phdr[i];
-		if (h->p_type == PT_TLS)
-			tls = h;
+		if (h->p_type == PT_TLS) tls = h;
 		holds |= h->p_type == PT_LOAD && address - (module->dlpi_addr + h->p_vaddr) < h->p_memsz;
 	}
 	if (holds && tls && module->dlpi_tls_data)
@@ -60,16 +59,15 @@ struct shared_memory {
 static struct shared_memory shared_create(size_t bytes)
 {
 	struct shared_memory s = {nullptr, nullptr, 0};
-	if (bytes == 0)
-		return s;
+	if (bytes == 0) return s;
 	size_t rounded = (bytes + 127) & ~size_t{127}, pages = (bytes + 4095) & ~size_t{4095};
 	if (under_asan) {
 		s.mapping = s.start = static_cast<char *>(aligned_alloc(128, rounded));
 		__asan_poison_memory_region(s.start + bytes, rounded - bytes);
 	} else {
 		s.mapped = pages + GUARD_BYTES;
-		s.mapping = static_cast<char *>(mmap(
-		    nullptr, s.mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+		s.mapping = static_cast<char *>(
+		    mmap(nullptr, s.mapped, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
 		mprotect(s.mapping + pages, GUARD_BYTES, PROT_NONE);
 		s.start = s.mapping + ((pages - bytes) & ~size_t{15});
 	}
@@ -96,8 +94,7 @@ static struct block *block_create(const struct launch *launch, uint3 index, size
 	*bytes = head + fibers + (threads + 31) / 32 * sizeof(struct warp_group[MAX_WARP_MASKS]);
 	void *memory = mmap(nullptr, *bytes, PROT_READ | PROT_WRITE,
 	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
-		die_plainly("no memory for a block of %u threads", threads);
+	if (memory == MAP_FAILED) die_plainly("no memory for a block of %u threads", threads);
 	char *at = static_cast<char *>(memory);
 	struct block *b = new (at) struct block();
 	b->launch = launch;
@@ -108,8 +105,7 @@ static struct block *block_create(const struct launch *launch, uint3 index, size
 	b->set = (launch->first_set + index.x + index.y + index.z) & 1;
 	b->random = settings.seed * 0x9e3779b97f4a7c15u + index.x * 7919u + index.y * 104729u + index.z;
 	b->random |= 1;
-	if (under_tsan)
-		b->scheduler_tsan = __tsan_get_current_fiber();
+	if (under_tsan) b->scheduler_tsan = __tsan_get_current_fiber();
 	return b;
 }
 
@@ -136,8 +132,7 @@ static void start_threads(struct block *b, char *dynamic_shared)
 static void release_waiting(struct block *b, enum fiber_state state)
 {
 	for (unsigned i = 0; i < b->count; i++)
-		if (b->fibers[i].state == state)
-			b->fibers[i].state = FIBER_READY;
+		if (b->fibers[i].state == state) b->fibers[i].state = FIBER_READY;
 }
 
 /* All threads that are alive wait at a barrier: is it the same one? Then let them go on. */
@@ -146,8 +141,7 @@ static void pass_barrier(struct block *b)
 	const struct fiber *first = nullptr;
 	for (unsigned i = 0; i < b->count; i++) {
 		const struct fiber *f = &b->fibers[i];
-		if (f->state != FIBER_BARRIER)
-			continue;
+		if (f->state != FIBER_BARRIER) continue;
 		if (first && (f->line != first->line || strcmp(f->file, first->file) != 0))
 			die(b, "threads meet at different __syncthreads");
 		first = f;
@@ -168,8 +162,7 @@ static void run_threads(struct block *b)
 				std::swap(order[i - 1], order[next_random(&b->random) % i]);
 		bool ran = false;
 		for (unsigned i : order) {
-			if (b->fibers[i].state != FIBER_READY)
-				continue;
+			if (b->fibers[i].state != FIBER_READY) continue;
 			fiber_switch_to(b, &b->fibers[i]);
 			ran = true;
 		}
@@ -185,8 +178,7 @@ void block_run(const struct launch *launch, uint3 index)
 	size_t bytes;
 	struct block *b = block_create(launch, index, &bytes);
 	struct shared_memory shared = shared_create(launch->shape.shared_bytes);
-	if (!under_asan)
-		dl_iterate_phdr(poison_module, const_cast<void *>(launch->kernel));
+	if (!under_asan) dl_iterate_phdr(poison_module, const_cast<void *>(launch->kernel));
 	b->shared_end = shared.start + launch->shape.shared_bytes;
 	start_threads(b, shared.start);
 	run_threads(b);
@@ -199,8 +191,7 @@ void block_run(const struct launch *launch, uint3 index)
 static struct warp_group *find_group(struct fiber *f, unsigned mask)
 {
 	for (struct warp_group &g : f->block->warps[f->rank / 32])
-		if (g.mask == mask || g.mask == 0)
-			return &g;
+		if (g.mask == mask || g.mask == 0) return &g;
 	die(f->block, "over 32 different masks in a warp");
 }
 
@@ -222,8 +213,7 @@ static void join_collective(struct fiber *f, struct warp_group *g, unsigned mask
 	g->generation++;
 	struct fiber *first = &f->block->fibers[f->rank & ~31u];
 	for (unsigned i = 0; i < 32; i++)
-		if (mask >> i & 1)
-			first[i].state = FIBER_READY;
+		if (mask >> i & 1) first[i].state = FIBER_READY;
 }
 } // namespace emu
 
@@ -248,18 +238,14 @@ const uint64_t *emu_warp(unsigned mask, uint64_t value, int orders_memory)
 {
 	struct fiber *f = self();
 	unsigned lane = f->rank & 31, lanes = f->block->count - (f->rank & ~31u);
-	if (!(mask >> lane & 1))
-		die(f->block, "a lane is not in its own mask");
-	if (mask == ~0u && lanes < 32)
-		mask = (1u << lanes) - 1;
+	if (!(mask >> lane & 1)) die(f->block, "a lane is not in its own mask");
+	if (mask == ~0u && lanes < 32) mask = (1u << lanes) - 1;
 	struct warp_group *g = find_group(f, mask);
 	uint64_t *values = g->values[g->generation & 1];
 	values[lane] = value;
-	if (orders_memory)
-		order_release(values);
+	if (orders_memory) order_release(values);
 	join_collective(f, g, mask, static_cast<unsigned>(orders_memory));
-	if (orders_memory)
-		order_acquire(values);
+	if (orders_memory) order_acquire(values);
 	return values;
 }
 
@@ -269,8 +255,7 @@ void emu_atomic_hook(void)
 	f->atomics++;
 	bool yield =
 	    settings.seed > 1 ? next_random(&f->block->random) % 16 == 0 : f->atomics % 64 == 0;
-	if (!yield)
-		return;
+	if (!yield) return;
 	f->state = FIBER_READY;
 	fiber_to_scheduler(f, false);
 }

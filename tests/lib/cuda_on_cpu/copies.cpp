@@ -18,8 +18,7 @@ struct copy_work : emu::work {
 	copy_work(void *target, const void *source, size_t size, bool stage)
 	    : work("a copy"), to(target), from(source), bytes(size)
 	{
-		if (!stage)
-			return;
+		if (!stage) return;
 		staged.resize(bytes);
 		memcpy(staged.data(), source, bytes);
 		from = staged.data();
@@ -51,8 +50,7 @@ bool is_host(enum memory_kind kind)
 
 bool is_copy_of_kind(enum memory_kind to, enum memory_kind from, cudaMemcpyKind kind)
 {
-	if (to == MEMORY_BROKEN || from == MEMORY_BROKEN)
-		return false;
+	if (to == MEMORY_BROKEN || from == MEMORY_BROKEN) return false;
 	switch (kind) {
 	case cudaMemcpyHostToHost:
 		return is_host(to) && is_host(from);
@@ -73,19 +71,15 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, 
 	enum memory_kind to_kind = memory_kind(to, bytes), from_kind = memory_kind(from, bytes);
 	cudaError_t error = cudaSuccess;
 	struct stream *s = stream_find(stream, &error);
-	if (!s)
-		return error;
-	if (bytes == 0)
-		return cudaSuccess;
-	if (!is_copy_of_kind(to_kind, from_kind, kind))
-		return cudaErrorInvalidValue;
+	if (!s) return error;
+	if (bytes == 0) return cudaSuccess;
+	if (!is_copy_of_kind(to_kind, from_kind, kind)) return cudaErrorInvalidValue;
 	bool pageable = to_kind == MEMORY_PAGEABLE || from_kind == MEMORY_PAGEABLE;
 	if (pageable && stream_captures(s))
 		return capture_break(s->capture, cudaErrorStreamCaptureUnsupported);
 	/* A blocking copy waits for the stream before it reads pageable memory. */
 	bool stage = from_kind == MEMORY_PAGEABLE && to_kind == MEMORY_DEVICE;
-	if (blocking && stage && (error = stream_wait(stream)) != cudaSuccess)
-		return error;
+	if (blocking && stage && (error = stream_wait(stream)) != cudaSuccess) return error;
 	error = stream_submit(stream, std::make_shared<copy_work>(to, from, bytes, stage));
 	bool waits = blocking ? !stage && (is_host(to_kind) || is_host(from_kind))
 	                      : to_kind == MEMORY_PAGEABLE || (is_host(to_kind) && is_host(from_kind));
@@ -95,8 +89,7 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, 
 cudaError_t fill(void *at, int value, size_t bytes, cudaStream_t stream)
 {
 	enum memory_kind kind = memory_kind(at, bytes);
-	if (kind != MEMORY_DEVICE && kind != MEMORY_PINNED)
-		return cudaErrorInvalidValue;
+	if (kind != MEMORY_DEVICE && kind != MEMORY_PINNED) return cudaErrorInvalidValue;
 	return stream_submit(stream, std::make_shared<fill_work>(at, value, bytes));
 }
 } // namespace
@@ -120,8 +113,7 @@ cudaError_t cudaMemset(void *at, int value, size_t bytes)
 {
 	api_call call(true);
 	cudaError_t error = call.refused ? call.refused : fill(at, value, bytes, nullptr);
-	if (!error && memory_kind(at, bytes) == MEMORY_PINNED)
-		error = stream_wait(nullptr);
+	if (!error && memory_kind(at, bytes) == MEMORY_PINNED) error = stream_wait(nullptr);
 	return failed(error);
 }
 

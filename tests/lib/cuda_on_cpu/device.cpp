@@ -47,8 +47,7 @@ static void mark_needed(const operation_ref &op, uint64_t request)
 	while (!open.empty()) {
 		struct operation *o = open.back();
 		open.pop_back();
-		if (o->done || o->needed_by == request)
-			continue;
+		if (o->done || o->needed_by == request) continue;
 		o->needed_by = request;
 		for (const operation_ref &before : o->after)
 			open.push_back(before.get());
@@ -58,8 +57,7 @@ static void mark_needed(const operation_ref &op, uint64_t request)
 /* The index of the operation to run next. There is one: the oldest is always ready. */
 static size_t choose(const struct request *r)
 {
-	if (settings.seed == 1)
-		return 0;
+	if (settings.seed == 1) return 0;
 	std::vector<size_t> ready;
 	for (size_t i = 0; i < pending->size(); i++)
 		if ((settings.seed != 0 || (*pending)[i]->needed_by == r->number) &&
@@ -147,8 +145,7 @@ static void run(struct operation *op, bool *memory_open)
 
 static bool is_served(const struct request *r)
 {
-	if (r->budget == 0 || pending->empty())
-		return true;
+	if (r->budget == 0 || pending->empty()) return true;
 	return !r->targets.empty() && std::all_of(r->targets.begin(), r->targets.end(),
 	                                  [](const operation_ref &op) { return op->done; });
 }
@@ -169,8 +166,7 @@ static void serve(struct request *r)
 		op->done = true;
 		op->after.clear();
 	}
-	if (memory_open)
-		device_memory_close();
+	if (memory_open) device_memory_close();
 }
 
 static void *device_main(void *)
@@ -218,8 +214,7 @@ static void ask(const operations &targets, size_t budget)
 
 operation_ref device_queue(work_ref work, operations after)
 {
-	if (!started)
-		start();
+	if (!started) start();
 	operation_ref op = std::make_shared<struct operation>();
 	op->number = ++operation_number;
 	op->work = std::move(work);
@@ -247,8 +242,7 @@ static void learn_from(const operations &targets)
 
 void device_wait(const operations &targets)
 {
-	if (!all_done(targets))
-		ask(targets, SIZE_MAX);
+	if (!all_done(targets)) ask(targets, SIZE_MAX);
 	learn_from(targets);
 }
 

@@ -25,10 +25,8 @@ static struct sigaction before_segv, before_bus;
 			continue;
 		shown++;
 		fprintf(stderr, "  threads from %u: %s", i, state_names[f->state]);
-		if (f->state == FIBER_BARRIER)
-			fprintf(stderr, " at %s:%d", f->file, f->line);
-		if (f->state == FIBER_WARP)
-			fprintf(stderr, " with mask %08x", f->warp_mask);
+		if (f->state == FIBER_BARRIER) fprintf(stderr, " at %s:%d", f->file, f->line);
+		if (f->state == FIBER_WARP) fprintf(stderr, " with mask %08x", f->warp_mask);
 		fputc('\n', stderr);
 	}
 	abort();
@@ -62,16 +60,15 @@ static bool explain(const char *at)
 	const struct fiber *f = static_cast<struct fiber *>(emu_thread);
 	char words[128];
 	bool of_device = memory_explain(at, words, sizeof words);
-	if (!of_device && !f)
-		return false;
+	if (!of_device && !f) return false;
 	const char *what = of_device ? words : explain_for_thread(f, at);
 	if (!f) {
 		fprintf(stderr, "cuda_on_cpu: host code touches %s\n", what);
 		return true;
 	}
 	fprintf(stderr, "cuda_on_cpu: thread (%u,%u,%u) of block (%u,%u,%u) of %s touches %s, at %p\n",
-	    f->index.x, f->index.y, f->index.z, f->block->index.x, f->block->index.y,
-	    f->block->index.z, f->block->launch->name, what, static_cast<const void *>(at));
+	    f->index.x, f->index.y, f->index.z, f->block->index.x, f->block->index.y, f->block->index.z,
+	    f->block->launch->name, what, static_cast<const void *>(at));
 	return true;
 }
 
@@ -89,8 +86,7 @@ static void on_fault(int signal, siginfo_t *info, void *)
 static void watch(int signal, struct sigaction *before)
 {
 	struct sigaction now, ours = {};
-	if (sigaction(signal, nullptr, &now) != 0 || now.sa_sigaction == on_fault)
-		return;
+	if (sigaction(signal, nullptr, &now) != 0 || now.sa_sigaction == on_fault) return;
 	*before = now;
 	ours.sa_sigaction = on_fault;
 	ours.sa_flags = SA_SIGINFO | SA_ONSTACK;
@@ -106,12 +102,10 @@ void faults_watch(void)
 void faults_prepare_thread(void)
 {
 	stack_t stack = {};
-	if (sigaltstack(nullptr, &stack) == 0 && !(stack.ss_flags & SS_DISABLE))
-		return;
+	if (sigaltstack(nullptr, &stack) == 0 && !(stack.ss_flags & SS_DISABLE)) return;
 	const size_t bytes = 64 << 10;
 	void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (memory == MAP_FAILED)
-		return;
+	if (memory == MAP_FAILED) return;
 	stack.ss_sp = memory;
 	stack.ss_size = bytes;
 	stack.ss_flags = 0;

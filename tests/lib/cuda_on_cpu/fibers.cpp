@@ -87,8 +87,8 @@ static struct stack stack_create(void)
 	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (memory == MAP_FAILED || mprotect(memory, GUARD_BYTES, PROT_NONE) != 0)
 		die_plainly("no memory for the stack of a CUDA thread");
-	return {static_cast<char *>(memory) + GUARD_BYTES,
-	    under_tsan ? __tsan_create_fiber(0) : nullptr};
+	return {
+	    static_cast<char *>(memory) + GUARD_BYTES, under_tsan ? __tsan_create_fiber(0) : nullptr};
 }
 
 void stacks_take(struct fiber *fibers, unsigned count, unsigned set)
@@ -97,8 +97,7 @@ void stacks_take(struct fiber *fibers, unsigned count, unsigned set)
 	stacks_lock.lock();
 	for (unsigned i = 0; i < count; i++) {
 		struct stack s = pool.empty() ? stack_create() : pool.back();
-		if (!pool.empty())
-			pool.pop_back();
+		if (!pool.empty()) pool.pop_back();
 		fibers[i].stack = s.memory;
 		fibers[i].tsan = s.tsan;
 	}
@@ -130,20 +129,17 @@ void fiber_switch_to(struct block *b, struct fiber *f)
 {
 	emu_thread = f;
 	threadIdx = f->index;
-	if (under_tsan)
-		__tsan_switch_to_fiber(f->tsan, 1);
+	if (under_tsan) __tsan_switch_to_fiber(f->tsan, 1);
 	if (under_asan)
 		__sanitizer_start_switch_fiber(&b->scheduler_fake_stack, f->stack, settings.stack);
 	emu_switch(&b->scheduler_stack_pointer, f->stack_pointer);
-	if (under_asan)
-		__sanitizer_finish_switch_fiber(b->scheduler_fake_stack, nullptr, nullptr);
+	if (under_asan) __sanitizer_finish_switch_fiber(b->scheduler_fake_stack, nullptr, nullptr);
 }
 
 void fiber_to_scheduler(struct fiber *f, bool for_good)
 {
 	struct block *b = f->block;
-	if (under_tsan)
-		__tsan_switch_to_fiber(b->scheduler_tsan, 1);
+	if (under_tsan) __tsan_switch_to_fiber(b->scheduler_tsan, 1);
 	if (under_asan)
 		__sanitizer_start_switch_fiber(
 		    for_good ? nullptr : &f->asan_fake_stack, b->scheduler_bottom, b->scheduler_size);

@@ -19,8 +19,7 @@ static std::set<struct graph_exec *> *const execs = new std::set<struct graph_ex
 static std::shared_ptr<struct graph> graph_find(cudaGraph_t handle)
 {
 	for (const std::shared_ptr<struct graph> &g : *graphs)
-		if (g.get() == reinterpret_cast<struct graph *>(handle))
-			return g;
+		if (g.get() == reinterpret_cast<struct graph *>(handle)) return g;
 	return nullptr;
 }
 
@@ -38,8 +37,7 @@ cudaError_t capture_break(const capture_ref &capture, cudaError_t error)
 
 cudaError_t capture_submit(struct stream *s, work_ref work)
 {
-	if (s->capture->invalid)
-		return cudaErrorStreamCaptureInvalidated;
+	if (s->capture->invalid) return cudaErrorStreamCaptureInvalidated;
 	std::vector<struct graph_node> &nodes = s->capture->graph->nodes;
 	nodes.push_back({std::move(work), s->capture_tail});
 	s->capture_tail = {nodes.size() - 1};
@@ -49,12 +47,9 @@ cudaError_t capture_submit(struct stream *s, work_ref work)
 /* A stream joins the capture when it waits for an event of it; nothing else may cross. */
 cudaError_t capture_wait_event(struct stream *s, const struct event *e)
 {
-	if (!e->capture)
-		return capture_break(s->capture, cudaErrorStreamCaptureIsolation);
-	if (e->capture->invalid)
-		return cudaErrorStreamCaptureInvalidated;
-	if (!e->capture->origin)
-		return cudaErrorCapturedEvent; /* that capture has ended */
+	if (!e->capture) return capture_break(s->capture, cudaErrorStreamCaptureIsolation);
+	if (e->capture->invalid) return cudaErrorStreamCaptureInvalidated;
+	if (!e->capture->origin) return cudaErrorCapturedEvent; /* that capture has ended */
 	if (stream_captures(s) && s->capture != e->capture) {
 		capture_break(s->capture, cudaErrorStreamCaptureMerge);
 		return capture_break(e->capture, cudaErrorStreamCaptureMerge);
@@ -62,8 +57,7 @@ cudaError_t capture_wait_event(struct stream *s, const struct event *e)
 	cudaError_t error = cudaSuccess;
 	if (s == stream_find(nullptr, &error))
 		return capture_break(e->capture, cudaErrorStreamCaptureImplicit);
-	if (!stream_captures(s))
-		s->capture_tail.clear();
+	if (!stream_captures(s)) s->capture_tail.clear();
 	s->capture = e->capture;
 	for (size_t node : e->nodes)
 		if (std::find(s->capture_tail.begin(), s->capture_tail.end(), node) ==
@@ -75,8 +69,7 @@ cudaError_t capture_wait_event(struct stream *s, const struct event *e)
 cudaError_t capture_forbids(void)
 {
 	for (const struct stream *s : all_streams()) {
-		if (!stream_captures(s) || s->capture->mode == cudaStreamCaptureModeRelaxed)
-			continue;
+		if (!stream_captures(s) || s->capture->mode == cudaStreamCaptureModeRelaxed) continue;
 		if (s->capture->mode == cudaStreamCaptureModeGlobal ||
 		    pthread_equal(s->capture->thread, pthread_self()))
 			return capture_break(s->capture, cudaErrorStreamCaptureUnsupported);
@@ -102,8 +95,7 @@ static bool is_joined(const struct stream *origin)
 	while (!open.empty()) {
 		size_t node = open.back();
 		open.pop_back();
-		if (reached[node])
-			continue;
+		if (reached[node]) continue;
 		reached[node] = true;
 		open.insert(open.end(), nodes[node].after.begin(), nodes[node].after.end());
 	}
@@ -122,10 +114,8 @@ static void end_capture(const capture_ref &capture)
 
 static cudaError_t check_end(const struct stream *s)
 {
-	if (!stream_captures(s))
-		return cudaErrorIllegalState;
-	if (s->capture->origin != s)
-		return capture_break(s->capture, cudaErrorStreamCaptureUnmatched);
+	if (!stream_captures(s)) return cudaErrorIllegalState;
+	if (s->capture->origin != s) return capture_break(s->capture, cudaErrorStreamCaptureUnmatched);
 	if (s->capture->mode != cudaStreamCaptureModeRelaxed &&
 	    !pthread_equal(s->capture->thread, pthread_self()))
 		return cudaErrorStreamCaptureWrongThread;
@@ -141,12 +131,9 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
 	api_call call;
 	cudaError_t error = call.refused, none = cudaSuccess;
 	struct stream *s = stream_find(handle, &error);
-	if (error)
-		return failed(error);
-	if (s == stream_find(nullptr, &none))
-		return failed(cudaErrorStreamCaptureUnsupported);
-	if (stream_captures(s))
-		return failed(capture_break(s->capture, cudaErrorIllegalState));
+	if (error) return failed(error);
+	if (s == stream_find(nullptr, &none)) return failed(cudaErrorStreamCaptureUnsupported);
+	if (stream_captures(s)) return failed(capture_break(s->capture, cudaErrorIllegalState));
 	s->capture = std::make_shared<struct capture>();
 	s->capture->origin = s;
 	s->capture->mode = mode;
@@ -161,16 +148,14 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph)
 	cudaError_t error = call.refused;
 	struct stream *s = stream_find(handle, &error);
 	*graph = nullptr;
-	if (error || (error = check_end(s)) != cudaSuccess)
-		return failed(error);
+	if (error || (error = check_end(s)) != cudaSuccess) return failed(error);
 	capture_ref capture = s->capture;
 	if (capture->invalid)
 		error = cudaErrorStreamCaptureInvalidated;
 	else if (!is_joined(s))
 		error = cudaErrorStreamCaptureUnjoined;
 	end_capture(capture);
-	if (error)
-		return failed(error);
+	if (error) return failed(error);
 	graphs->insert(capture->graph);
 	*graph = reinterpret_cast<cudaGraph_t>(capture->graph.get());
 	return cudaSuccess;
@@ -181,8 +166,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *
 	api_call call;
 	cudaError_t error = call.refused;
 	struct stream *s = stream_find(handle, &error);
-	if (error)
-		return failed(error);
+	if (error) return failed(error);
 	*status = cudaStreamCaptureStatusNone;
 	if (stream_captures(s))
 		*status = s->capture->invalid ? cudaStreamCaptureStatusInvalidated
@@ -194,8 +178,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *handle, cudaGraph_t graph, uns
 {
 	api_call call;
 	std::shared_ptr<struct graph> g = graph_find(graph);
-	if (call.refused || !g)
-		return failed(call.refused ? call.refused : cudaErrorInvalidValue);
+	if (call.refused || !g) return failed(call.refused ? call.refused : cudaErrorInvalidValue);
 	struct graph_exec *exec = new graph_exec{g, {}};
 	execs->insert(exec);
 	*handle = reinterpret_cast<cudaGraphExec_t>(exec);
@@ -206,8 +189,7 @@ cudaError_t cudaGraphGetNodes(cudaGraph_t graph, cudaGraphNode_t *nodes, size_t 
 {
 	api_call call;
 	std::shared_ptr<struct graph> g = graph_find(graph);
-	if (!g || nodes)
-		return failed(cudaErrorInvalidValue); /* only their number can be had here */
+	if (!g || nodes) return failed(cudaErrorInvalidValue); /* only their number can be had here */
 	*count = g->nodes.size();
 	return cudaSuccess;
 }
@@ -216,8 +198,7 @@ cudaError_t cudaGraphDestroy(cudaGraph_t graph)
 {
 	api_call call;
 	std::shared_ptr<struct graph> g = graph_find(graph);
-	if (!g)
-		return failed(cudaErrorInvalidValue);
+	if (!g) return failed(cudaErrorInvalidValue);
 	graphs->erase(g);
 	return cudaSuccess;
 }
@@ -226,8 +207,7 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t handle)
 {
 	api_call call;
 	struct graph_exec *exec = exec_find(handle);
-	if (!exec)
-		return failed(cudaErrorInvalidValue);
+	if (!exec) return failed(cudaErrorInvalidValue);
 	execs->erase(exec);
 	delete exec;
 	return cudaSuccess;
@@ -245,8 +225,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t handle, cudaStream_t stream)
 	cudaError_t error = call.refused, none = cudaSuccess;
 	struct graph_exec *exec = exec_find(handle);
 	struct stream *s = stream_find(stream, &error);
-	if (error || !exec)
-		return failed(error ? error : cudaErrorInvalidValue);
+	if (error || !exec) return failed(error ? error : cudaErrorInvalidValue);
 	if (stream_captures(s)) /* a graph in a graph is more than is needed */
 		return failed(capture_break(s->capture, cudaErrorStreamCaptureUnsupported));
 	if (s == stream_find(nullptr, &none) && (error = capture_forbids_legacy()) != cudaSuccess)
@@ -264,10 +243,8 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t handle, cudaStream_t stream)
 		queued.push_back(device_queue(node.work, std::move(after)));
 	}
 	for (size_t i = 0; i < nodes.size(); i++)
-		if (!followed[i])
-			last.push_back(queued[i]);
-	if (!last.empty())
-		s->tail = exec->last = last;
+		if (!followed[i]) last.push_back(queued[i]);
+	if (!last.empty()) s->tail = exec->last = last;
 	return cudaSuccess;
 }
 }

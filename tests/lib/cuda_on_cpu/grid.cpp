@@ -30,9 +30,9 @@ cudaError_t launch_check(const struct launch *launch)
 static void run_block_number(const struct launch *launch, size_t i)
 {
 	const dim3 *grid = &launch->shape.grid;
-	block_run(launch,
-	    {static_cast<unsigned>(i % grid->x), static_cast<unsigned>(i / grid->x % grid->y),
-	        static_cast<unsigned>(i / grid->x / grid->y)});
+	block_run(
+	    launch, {static_cast<unsigned>(i % grid->x), static_cast<unsigned>(i / grid->x % grid->y),
+	                static_cast<unsigned>(i / grid->x / grid->y)});
 }
 
 /* ---- ThreadSanitizer: an OS thread for each block ----
@@ -82,8 +82,7 @@ static void share_blocks(void)
 {
 	for (;;) {
 		size_t i = __atomic_fetch_add(&crew.next, 1, __ATOMIC_RELAXED);
-		if (i >= crew.blocks)
-			return;
+		if (i >= crew.blocks) return;
 		run_block_number(crew.launch, i);
 	}
 }
@@ -94,8 +93,7 @@ static void *helper_main(void *)
 	for (int seen = 0;; seen++) {
 		quiet_wait(&crew.round, seen);
 		share_blocks();
-		if (__atomic_sub_fetch(&crew.busy, 1, __ATOMIC_ACQ_REL) == 0)
-			quiet_wake(&crew.busy);
+		if (__atomic_sub_fetch(&crew.busy, 1, __ATOMIC_ACQ_REL) == 0) quiet_wake(&crew.busy);
 	}
 	return nullptr;
 }
@@ -174,17 +172,15 @@ void emu_check_pointer(const char *kernel, unsigned argument, const volatile voi
 {
 	const void *at = const_cast<const void *>(pointer);
 	if (at && memory_kind(at, 0) != MEMORY_DEVICE && memory_kind(at, 0) != MEMORY_PINNED)
-		die_plainly("argument %u of %s points to memory that the device cannot read", argument,
-		    kernel);
+		die_plainly(
+		    "argument %u of %s points to memory that the device cannot read", argument, kernel);
 }
 
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value)
 {
 	api_call call;
-	if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize)
-		return cudaSuccess;
-	if (value < 0 || value > EMU_MOST_SHARED)
-		return failed(cudaErrorInvalidValue);
+	if (attribute != cudaFuncAttributeMaxDynamicSharedMemorySize) return cudaSuccess;
+	if (value < 0 || value > EMU_MOST_SHARED) return failed(cudaErrorInvalidValue);
 	(*allowed_shared)[kernel] = static_cast<size_t>(value);
 	return cudaSuccess;
 }

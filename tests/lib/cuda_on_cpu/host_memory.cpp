@@ -23,8 +23,7 @@ static std::map<char *, struct pinned>::iterator holder(const void *at)
 {
 	char *address = static_cast<char *>(const_cast<void *>(at));
 	auto found = pinned->upper_bound(address);
-	if (found == pinned->begin())
-		return pinned->end();
+	if (found == pinned->begin()) return pinned->end();
 	--found;
 	return address <= found->first + found->second.bytes ? found : pinned->end();
 }
@@ -34,8 +33,7 @@ static bool overlaps(const void *at, size_t bytes)
 {
 	char *start = static_cast<char *>(const_cast<void *>(at));
 	auto next = pinned->lower_bound(start);
-	if (next != pinned->end() && next->first < start + bytes)
-		return true;
+	if (next != pinned->end() && next->first < start + bytes) return true;
 	auto found = holder(at);
 	return found != pinned->end() && start < found->first + found->second.bytes;
 }
@@ -58,15 +56,12 @@ enum memory_kind pinned_kind(const void *at, size_t bytes)
 static bool is_mapped(const void *at, size_t bytes, bool writable)
 {
 	FILE *maps = fopen("/proc/self/maps", "re");
-	if (!maps)
-		return false;
+	if (!maps) return false;
 	uintptr_t need = reinterpret_cast<uintptr_t>(at), end = need + bytes, from, to;
 	char line[512], mode[8];
 	while (need < end && fgets(line, sizeof line, maps)) {
-		if (sscanf(line, "%lx-%lx %7s", &from, &to, mode) != 3 || to <= need)
-			continue;
-		if (from > need || mode[0] != 'r' || (writable && mode[1] != 'w'))
-			break;
+		if (sscanf(line, "%lx-%lx %7s", &from, &to, mode) != 3 || to <= need) continue;
+		if (from > need || mode[0] != 'r' || (writable && mode[1] != 'w')) break;
 		need = to;
 	}
 	fclose(maps);
@@ -77,8 +72,7 @@ static cudaError_t add_registered(void *at, size_t bytes, unsigned flags)
 {
 	lock.lock();
 	bool taken = overlaps(at, bytes);
-	if (!taken)
-		(*pinned)[static_cast<char *>(at)] = {bytes, flags, false};
+	if (!taken) (*pinned)[static_cast<char *>(at)] = {bytes, flags, false};
 	lock.unlock();
 	return taken ? cudaErrorHostMemoryAlreadyRegistered : cudaSuccess;
 }
@@ -109,17 +103,14 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
 	if (call.refused || !pointer || (flags & ~known))
 		return failed(call.refused ? call.refused : cudaErrorInvalidValue);
 	*pointer = nullptr;
-	if (bytes == 0)
-		return cudaSuccess;
+	if (bytes == 0) return cudaSuccess;
 	size_t pages = (bytes + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
 	void *memory = mmap(nullptr, pages + GUARD_BYTES, PROT_READ | PROT_WRITE,
 	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
-		return failed(cudaErrorMemoryAllocation);
+	if (memory == MAP_FAILED) return failed(cudaErrorMemoryAllocation);
 	char *start = static_cast<char *>(memory);
 	mprotect(start + pages, GUARD_BYTES, PROT_NONE);
-	if (under_asan)
-		__asan_poison_memory_region(start + bytes, pages - bytes);
+	if (under_asan) __asan_poison_memory_region(start + bytes, pages - bytes);
 	lock.lock();
 	(*pinned)[start] = {bytes, flags, true};
 	lock.unlock();
@@ -135,15 +126,12 @@ cudaError_t cudaMallocHost(void **pointer, size_t bytes)
 cudaError_t cudaFreeHost(void *pointer)
 {
 	api_call call(true);
-	if (call.refused || !pointer)
-		return failed(call.refused);
+	if (call.refused || !pointer) return failed(call.refused);
 	device_wait_all();
 	size_t bytes;
-	if (!remove_pinned(pointer, true, &bytes))
-		return failed(cudaErrorInvalidValue);
+	if (!remove_pinned(pointer, true, &bytes)) return failed(cudaErrorInvalidValue);
 	size_t pages = (bytes + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
-	if (under_asan)
-		__asan_unpoison_memory_region(pointer, pages);
+	if (under_asan) __asan_unpoison_memory_region(pointer, pages);
 	munmap(pointer, pages + GUARD_BYTES);
 	return cudaSuccess;
 }
@@ -163,8 +151,7 @@ cudaError_t cudaHostUnregister(void *at)
 {
 	api_call call(true);
 	size_t bytes;
-	if (call.refused)
-		return failed(call.refused);
+	if (call.refused) return failed(call.refused);
 	device_wait_all();
 	return failed(
 	    remove_pinned(at, false, &bytes) ? cudaSuccess : cudaErrorHostMemoryNotRegistered);
@@ -183,8 +170,7 @@ cudaError_t cudaHostGetDevicePointer(void **device, void *host, unsigned flags)
 cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const void *pointer)
 {
 	api_call call;
-	if (call.refused)
-		return failed(call.refused);
+	if (call.refused) return failed(call.refused);
 	enum memory_kind kind = memory_kind(pointer, 1);
 	void *address = const_cast<void *>(pointer);
 	memset(attributes, 0, sizeof *attributes);
@@ -195,8 +181,7 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
 		attributes->device = 0;
 		attributes->devicePointer = address;
 	}
-	if (kind == MEMORY_PINNED)
-		attributes->hostPointer = address;
+	if (kind == MEMORY_PINNED) attributes->hostPointer = address;
 	return cudaSuccess;
 }
 }

@@ -98,8 +98,7 @@ bool memory_explain(const void *at, char *words, size_t size)
 static int pattern_file(void)
 {
 	static int file = -1;
-	if (file >= 0)
-		return file;
+	if (file >= 0) return file;
 	std::vector<unsigned char> pattern(PATTERN, POISON);
 	file = memfd_create("cuda_on_cpu", MFD_CLOEXEC);
 	if (file < 0 || write(file, pattern.data(), PATTERN) != static_cast<ssize_t>(PATTERN))
@@ -121,21 +120,17 @@ static void poison(char *start, size_t pages)
 static char *allocate(size_t bytes)
 {
 	size_t pages = (bytes + GUARD_BYTES - 1) / GUARD_BYTES * GUARD_BYTES;
-	if (pages < bytes || pages > settings.memory || used + pages > settings.memory)
-		return nullptr;
+	if (pages < bytes || pages > settings.memory || used + pages > settings.memory) return nullptr;
 	void *memory = mmap(nullptr, pages + GUARD_BYTES, PROT_READ | PROT_WRITE,
 	    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-	if (memory == MAP_FAILED)
-		return nullptr;
+	if (memory == MAP_FAILED) return nullptr;
 	char *start = static_cast<char *>(memory);
 	poison(start, pages);
 	mprotect(start + pages, GUARD_BYTES, PROT_NONE);
-	if (under_asan)
-		__asan_poison_memory_region(start + bytes, pages - bytes);
+	if (under_asan) __asan_poison_memory_region(start + bytes, pages - bytes);
 	(*heap)[start] = {bytes, pages};
 	used += pages;
-	if (!open_now)
-		mprotect(start, pages, PROT_NONE);
+	if (!open_now) mprotect(start, pages, PROT_NONE);
 	return start;
 }
 
@@ -146,8 +141,8 @@ static void check_tail(const char *start, const struct allocation *a)
 	while (at < a->mapped && static_cast<unsigned char>(start[at]) == POISON)
 		at++;
 	if (at < a->mapped)
-		die_plainly("something wrote to byte %zu of a device allocation of %zu bytes", at,
-		    a->bytes);
+		die_plainly(
+		    "something wrote to byte %zu of a device allocation of %zu bytes", at, a->bytes);
 }
 
 static void forget_oldest(void)
@@ -162,12 +157,10 @@ static bool release(void *pointer)
 {
 	char *start = static_cast<char *>(pointer);
 	auto found = heap->find(start);
-	if (found == heap->end())
-		return false;
+	if (found == heap->end()) return false;
 	struct allocation a = found->second;
 	mprotect(start, a.mapped, PROT_READ | PROT_WRITE);
-	if (under_asan)
-		__asan_unpoison_memory_region(start, a.mapped);
+	if (under_asan) __asan_unpoison_memory_region(start, a.mapped);
 	check_tail(start, &a);
 	if (mmap(start, a.mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED | MAP_NORESERVE,
 	        -1, 0) == MAP_FAILED)
@@ -175,8 +168,7 @@ static bool release(void *pointer)
 	heap->erase(found);
 	used -= a.mapped;
 	freed_lately->push_back({start, a});
-	if (freed_lately->size() > MOST_FREED)
-		forget_oldest();
+	if (freed_lately->size() > MOST_FREED) forget_oldest();
 	return true;
 }
 
@@ -195,11 +187,9 @@ struct free_work : emu::work {
 
 static cudaError_t allocate_for(void **pointer, size_t bytes)
 {
-	if (!pointer)
-		return cudaErrorInvalidValue;
+	if (!pointer) return cudaErrorInvalidValue;
 	*pointer = nullptr;
-	if (bytes == 0)
-		return cudaSuccess;
+	if (bytes == 0) return cudaSuccess;
 	lock.lock();
 	*pointer = allocate(bytes);
 	lock.unlock();
@@ -220,8 +210,7 @@ cudaError_t cudaMalloc(void **pointer, size_t bytes)
 cudaError_t cudaFree(void *pointer)
 {
 	api_call call(true);
-	if (call.refused || !pointer)
-		return failed(call.refused);
+	if (call.refused || !pointer) return failed(call.refused);
 	device_wait_all();
 	lock.lock();
 	bool found = release(pointer);
@@ -233,21 +222,18 @@ cudaError_t cudaMallocAsync(void **pointer, size_t bytes, cudaStream_t stream)
 {
 	api_call call(true);
 	cudaError_t error = call.refused;
-	if (!error)
-		stream_find(stream, &error);
+	if (!error) stream_find(stream, &error);
 	return failed(error ? error : allocate_for(pointer, bytes));
 }
 
 cudaError_t cudaFreeAsync(void *pointer, cudaStream_t stream)
 {
 	api_call call(true);
-	if (call.refused || !pointer)
-		return failed(call.refused);
+	if (call.refused || !pointer) return failed(call.refused);
 	lock.lock();
 	bool found = heap->count(static_cast<char *>(pointer)) != 0;
 	lock.unlock();
-	if (!found)
-		return failed(cudaErrorInvalidValue);
+	if (!found) return failed(cudaErrorInvalidValue);
 	return failed(stream_submit(stream, std::make_shared<free_work>(pointer)));
 }
 

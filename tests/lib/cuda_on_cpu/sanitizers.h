@@ -30,14 +30,12 @@ namespace emu
  * access of the program. */
 inline void tsan_ignore(void)
 {
-	if (under_tsan)
-		AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
+	if (under_tsan) AnnotateIgnoreWritesBegin(__FILE__, __LINE__);
 }
 
 inline void tsan_heed(void)
 {
-	if (under_tsan)
-		AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
+	if (under_tsan) AnnotateIgnoreWritesEnd(__FILE__, __LINE__);
 }
 } // namespace emu
 

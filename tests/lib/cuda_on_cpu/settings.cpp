@@ -33,13 +33,11 @@ uint64_t next_random(uint64_t *state)
 
 void order_release(void *token)
 {
-	if (under_tsan)
-		__tsan_release(token);
+	if (under_tsan) __tsan_release(token);
 }
 
 void order_acquire(void *token)
 {
-	if (under_tsan)
-		__tsan_acquire(token);
+	if (under_tsan) __tsan_acquire(token);
 }
 } // namespace emu

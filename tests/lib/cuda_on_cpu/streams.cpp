@@ -19,17 +19,14 @@ static operations *const orphans = new operations; /* what destroyed streams sti
 static void add(operations *to, const operations &more)
 {
 	for (const operation_ref &op : more)
-		if (std::find(to->begin(), to->end(), op) == to->end())
-			to->push_back(op);
+		if (std::find(to->begin(), to->end(), op) == to->end()) to->push_back(op);
 }
 
 struct stream *stream_find(cudaStream_t handle, cudaError_t *error)
 {
 	struct stream *s = reinterpret_cast<struct stream *>(handle);
-	if (handle == nullptr || handle == cudaStreamLegacy)
-		return legacy;
-	if (handle != cudaStreamPerThread && streams->count(s))
-		return s;
+	if (handle == nullptr || handle == cudaStreamLegacy) return legacy;
+	if (handle != cudaStreamPerThread && streams->count(s)) return s;
 	*error = cudaErrorInvalidResourceHandle;
 	return nullptr;
 }
@@ -50,13 +47,11 @@ std::vector<struct stream *> all_streams(void)
 operations stream_dependencies(const struct stream *s)
 {
 	operations after = s->tail;
-	if (s != legacy && s->blocking)
-		add(&after, legacy->tail);
+	if (s != legacy && s->blocking) add(&after, legacy->tail);
 	if (s == legacy) {
 		add(&after, *orphans);
 		for (const struct stream *other : *streams)
-			if (other->blocking && !stream_captures(other))
-				add(&after, other->tail);
+			if (other->blocking && !stream_captures(other)) add(&after, other->tail);
 	}
 	return after;
 }
@@ -65,12 +60,9 @@ cudaError_t stream_submit(cudaStream_t handle, work_ref work)
 {
 	cudaError_t error = cudaSuccess;
 	struct stream *s = stream_find(handle, &error);
-	if (!s)
-		return error;
-	if (stream_captures(s))
-		return capture_submit(s, std::move(work));
-	if (s == legacy && (error = capture_forbids_legacy()) != cudaSuccess)
-		return error;
+	if (!s) return error;
+	if (stream_captures(s)) return capture_submit(s, std::move(work));
+	if (s == legacy && (error = capture_forbids_legacy()) != cudaSuccess) return error;
 	operations after = stream_dependencies(s);
 	s->tail = {device_queue(std::move(work), std::move(after))};
 	return cudaSuccess;
@@ -85,12 +77,9 @@ cudaError_t stream_wait(cudaStream_t handle)
 {
 	cudaError_t error = cudaSuccess;
 	struct stream *s = stream_find(handle, &error);
-	if (!s)
-		return error;
-	if (stream_captures(s))
-		return capture_break(s->capture, cudaErrorStreamCaptureUnsupported);
-	if (s == legacy && (error = capture_forbids_legacy()) != cudaSuccess)
-		return error;
+	if (!s) return error;
+	if (stream_captures(s)) return capture_break(s->capture, cudaErrorStreamCaptureUnsupported);
+	if (s == legacy && (error = capture_forbids_legacy()) != cudaSuccess) return error;
 	device_wait(stream_dependencies(s));
 	return cudaSuccess;
 }
@@ -99,8 +88,7 @@ void device_wait_all(void)
 {
 	operations all = *orphans;
 	for (const struct stream *s : all_streams())
-		if (!stream_captures(s))
-			add(&all, s->tail);
+		if (!stream_captures(s)) add(&all, s->tail);
 	device_wait(all);
 	orphans->clear();
 }
@@ -128,8 +116,7 @@ extern "C" {
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *handle, unsigned flags, int priority)
 {
 	api_call call;
-	if (call.refused)
-		return failed(call.refused);
+	if (call.refused) return failed(call.refused);
 	if (!handle || (flags & ~static_cast<unsigned>(cudaStreamNonBlocking)))
 		return failed(cudaErrorInvalidValue);
 	struct stream *s = new struct stream;
@@ -162,8 +149,7 @@ cudaError_t cudaStreamGetPriority(cudaStream_t handle, int *priority)
 	api_call call;
 	cudaError_t error = cudaSuccess;
 	struct stream *s = stream_find(handle, &error);
-	if (s)
-		*priority = s->priority;
+	if (s) *priority = s->priority;
 	return failed(error);
 }
 
@@ -175,8 +161,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle)
 	struct stream *s = stream_find(handle, &error);
 	if (call.refused || !s || s == legacy)
 		return failed(call.refused ? call.refused : cudaErrorInvalidResourceHandle);
-	if (stream_captures(s))
-		capture_break(s->capture, cudaErrorStreamCaptureInvalidated);
+	if (stream_captures(s)) capture_break(s->capture, cudaErrorStreamCaptureInvalidated);
 	add(orphans, s->tail);
 	streams->erase(s);
 	delete s;
@@ -194,8 +179,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle)
 	api_call call;
 	cudaError_t error = call.refused;
 	struct stream *s = error ? nullptr : stream_find(handle, &error);
-	if (!s)
-		return failed(error);
+	if (!s) return failed(error);
 	if (stream_captures(s))
 		return failed(capture_break(s->capture, cudaErrorStreamCaptureUnsupported));
 	return failed(device_poll(stream_dependencies(s)) ? cudaSuccess : cudaErrorNotReady);
@@ -204,8 +188,7 @@ cudaError_t cudaStreamQuery(cudaStream_t handle)
 cudaError_t cudaDeviceSynchronize(void)
 {
 	api_call call(true);
-	if (call.refused)
-		return failed(call.refused);
+	if (call.refused) return failed(call.refused);
 	device_wait_all();
 	return cudaSuccess;
 }
@@ -213,8 +196,7 @@ cudaError_t cudaDeviceSynchronize(void)
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *handle, unsigned flags)
 {
 	api_call call;
-	if (call.refused)
-		return failed(call.refused);
+	if (call.refused) return failed(call.refused);
 	struct event *e = new struct event;
 	e->timed = !(flags & cudaEventDisableTiming);
 	events->insert(e);
@@ -231,8 +213,7 @@ cudaError_t cudaEventDestroy(cudaEvent_t handle)
 {
 	api_call call;
 	struct event *e = event_find(handle);
-	if (!e)
-		return failed(cudaErrorInvalidResourceHandle);
+	if (!e) return failed(cudaErrorInvalidResourceHandle);
 	events->erase(e);
 	delete e;
 	return cudaSuccess;
@@ -244,12 +225,9 @@ cudaError_t cudaEventRecord(cudaEvent_t handle, cudaStream_t stream)
 	cudaError_t error = call.refused;
 	struct event *e = event_find(handle);
 	struct stream *s = stream_find(stream, &error);
-	if (!error && s == legacy)
-		error = capture_forbids_legacy();
-	if (error || !e)
-		return failed(error ? error : cudaErrorInvalidResourceHandle);
-	if (stream_captures(s) && s->capture->invalid)
-		return failed(cudaErrorStreamCaptureInvalidated);
+	if (!error && s == legacy) error = capture_forbids_legacy();
+	if (error || !e) return failed(error ? error : cudaErrorInvalidResourceHandle);
+	if (stream_captures(s) && s->capture->invalid) return failed(cudaErrorStreamCaptureInvalidated);
 	record(e, s);
 	return cudaSuccess;
 }
@@ -261,14 +239,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t handle, unsigne
 	cudaError_t error = call.refused;
 	struct event *e = event_find(handle);
 	struct stream *s = stream_find(stream, &error);
-	if (!error && !e)
-		error = cudaErrorInvalidResourceHandle;
-	if (!error && flags)
-		error = cudaErrorInvalidValue;
-	if (error)
-		return failed(error);
-	if (e->capture || stream_captures(s))
-		return failed(capture_wait_event(s, e));
+	if (!error && !e) error = cudaErrorInvalidResourceHandle;
+	if (!error && flags) error = cudaErrorInvalidValue;
+	if (error) return failed(error);
+	if (e->capture || stream_captures(s)) return failed(capture_wait_event(s, e));
 	/* The stream's own operations stay before: waiting adds. */
 	add(&s->tail, e->after);
 	return cudaSuccess;
@@ -280,8 +254,7 @@ cudaError_t cudaEventSynchronize(cudaEvent_t handle)
 	struct event *e = event_find(handle);
 	if (call.refused || !e)
 		return failed(call.refused ? call.refused : cudaErrorInvalidResourceHandle);
-	if (e->capture)
-		return failed(capture_break(e->capture, cudaErrorCapturedEvent));
+	if (e->capture) return failed(capture_break(e->capture, cudaErrorCapturedEvent));
 	device_wait(operations(e->after));
 	return cudaSuccess;
 }
@@ -292,8 +265,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle)
 	struct event *e = event_find(handle);
 	if (call.refused || !e)
 		return failed(call.refused ? call.refused : cudaErrorInvalidResourceHandle);
-	if (e->capture)
-		return failed(capture_break(e->capture, cudaErrorCapturedEvent));
+	if (e->capture) return failed(capture_break(e->capture, cudaErrorCapturedEvent));
 	return failed(device_poll(operations(e->after)) ? cudaSuccess : cudaErrorNotReady);
 }
 

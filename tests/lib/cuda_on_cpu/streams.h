@@ -14,8 +14,8 @@ namespace emu
 /* What an operation does. Launches of a graph share it, so running it changes nothing in it. */
 struct work {
 	const char *name;
-	bool of_host = false;         /* a host function: device memory stays closed */
-	bool orders_threads = false;  /* run() itself calls operation_begin on each of its threads */
+	bool of_host = false;        /* a host function: device memory stays closed */
+	bool orders_threads = false; /* run() itself calls operation_begin on each of its threads */
 	virtual void run(struct operation *op) = 0;
 	explicit work(const char *words) : name(words)
 	{

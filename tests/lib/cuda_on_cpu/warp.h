@@ -50,8 +50,7 @@ template <class T, class F> inline T reduce(unsigned mask, T value, F join)
 	bool first = true;
 	T sum{};
 	for (int i = 0; i < 32; i++) {
-		if (!(mask >> i & 1))
-			continue;
+		if (!(mask >> i & 1)) continue;
 		T x = from_bits<T>(values[i]);
 		sum = first ? x : join(sum, x);
 		first = false;
@@ -97,8 +96,7 @@ inline unsigned __ballot_sync(unsigned mask, int predicate)
 	unsigned votes = 0;
 	mask &= emu::present_lanes();
 	for (int i = 0; i < 32; i++)
-		if (mask >> i & 1)
-			votes |= static_cast<unsigned>(values[i]) << i;
+		if (mask >> i & 1) votes |= static_cast<unsigned>(values[i]) << i;
 	return votes;
 }
 
@@ -118,8 +116,7 @@ template <class T> inline unsigned __match_any_sync(unsigned mask, T value)
 	unsigned same = 0;
 	mask &= emu::present_lanes();
 	for (int i = 0; i < 32; i++)
-		if ((mask >> i & 1) && values[i] == emu::bits(value))
-			same |= 1u << i;
+		if ((mask >> i & 1) && values[i] == emu::bits(value)) same |= 1u << i;
 	return same;
 }
 

@@ -15,8 +15,7 @@ enum { COUNT = 128, BYTES = COUNT * sizeof(float) };
 
 static void ok(cudaError_t error)
 {
-	if (error == cudaSuccess)
-		return;
+	if (error == cudaSuccess) return;
 	printf("refused: %s\n", cudaGetErrorString(error));
 	exit(1);
 }

@@ -8,11 +8,9 @@ static __global__ void sum_kernel(const float *x, float *out)
 	float v = x[threadIdx.x];
 	for (int by = 16; by > 0; by >>= 1)
 		v += __shfl_down_sync(0xffffffffu, v, by);
-	if (threadIdx.x % 32 == 0)
-		of_warp[threadIdx.x / 32] = v;
+	if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = v;
 	/* here */
-	if (threadIdx.x == 0)
-		*out = of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3];
+	if (threadIdx.x == 0) *out = of_warp[0] + of_warp[1] + of_warp[2] + of_warp[3];
 }
 
 cudaError_t planted_sum(const float *x, float *out)
@@ -40,8 +38,7 @@ cudaError_t planted_count(const int *x, int *counts, int n)
 
 static __global__ void add_kernel(float *out)
 {
-	if (threadIdx.x == 0)
-		*out += 1.0f;
+	if (threadIdx.x == 0) *out += 1.0f;
 }
 
 cudaError_t planted_add(float *out, int blocks)
@@ -97,8 +94,7 @@ cudaError_t planted_overrun_static(const float *x, float *out)
 static __global__ void uninitialised_kernel(float *out)
 {
 	__shared__ float row[PLANTED_THREADS];
-	if (threadIdx.x > 0)
-		row[threadIdx.x] = 1.0f;
+	if (threadIdx.x > 0) row[threadIdx.x] = 1.0f;
 	__syncthreads();
 	out[threadIdx.x] = row[threadIdx.x];
 }
@@ -141,8 +137,7 @@ cudaError_t planted_divergent_barrier(float *out)
 
 static __global__ void missing_lane_kernel(float *out)
 {
-	if (threadIdx.x != 5)
-		out[threadIdx.x] = __shfl_sync(0xffffffffu, 1.0f, 0);
+	if (threadIdx.x != 5) out[threadIdx.x] = __shfl_sync(0xffffffffu, 1.0f, 0);
 }
 
 cudaError_t planted_missing_lane(float *out)
@@ -154,8 +149,7 @@ cudaError_t planted_missing_lane(float *out)
 static __global__ void fill_kernel(float *out, int n)
 {
 	int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-	if (i < n)
-		out[i] = 1.0f;
+	if (i < n) out[i] = 1.0f;
 }
 
 cudaError_t planted_fill(
@@ -169,8 +163,7 @@ cudaError_t planted_fill(
 static __global__ void fill_indirect_kernel(float **indirect, int n)
 {
 	int i = static_cast<int>(threadIdx.x);
-	if (i < n)
-		(*indirect)[i] = 1.0f;
+	if (i < n) (*indirect)[i] = 1.0f;
 }
 
 cudaError_t planted_fill_indirect(float **indirect, int n)
@@ -182,8 +175,7 @@ cudaError_t planted_fill_indirect(float **indirect, int n)
 static __global__ void increment_kernel(const float *x, float *out, int n)
 {
 	int i = static_cast<int>(blockIdx.x * blockDim.x + threadIdx.x);
-	if (i < n)
-		out[i] = x[i] + 1.0f;
+	if (i < n) out[i] = x[i] + 1.0f;
 }
 
 cudaError_t planted_increment(const float *x, float *out, int n, cudaStream_t stream)
