@@ -130,7 +130,7 @@ class GpuCheck(unittest.TestCase):
 
     def test_goes_on(self):
         self.bundle()
-        _, _, errors, steps = self.carried("--limit", "21")
+        _, _, errors, steps = self.carried("--limit", "15")
         self.assertIn("not_measured", json.dumps(steps["bench"]))
         first = steps["kernels"]
         self.put("pack/tests/test_kernels_cuda_good_gpu", "#!/bin/sh\nexit 1\n")
