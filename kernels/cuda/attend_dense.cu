@@ -22,6 +22,8 @@
 #include "kernels/cuda/launch_attention.h"
 #include "kernels/cuda/spans.cuh"
 
+namespace
+{
 constexpr uint32_t THREADS = 256, ROWS = 64, KEYS = 64, SLICE = 64, OWN = 4;
 constexpr uint32_t PITCH = SLICE + 4; /* floats between rows in shared memory */
 
@@ -324,6 +326,7 @@ static cudaError_t launch_type(const struct dense_arguments &d, cudaStream_t str
 	if (d.a.head_dim <= 128) return launch_slices<TYPE, 2>(d, stream);
 	return launch_slices<TYPE, 4>(d, stream);
 }
+} // namespace
 
 extern "C" size_t kn_cuda_attend_dense_scratch_bytes(const struct kn_attend_dense_arguments *a)
 {

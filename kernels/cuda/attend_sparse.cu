@@ -24,6 +24,8 @@
 #include "kernels/cuda/kv_element.cuh"
 #include "kernels/cuda/spans.cuh"
 
+namespace
+{
 constexpr uint32_t THREADS = 128, WARP_ROWS = 32, ROWS = KN_CUDA_PIECE_ROWS;
 constexpr uint32_t LOADS = 4;             /* of a lane under way at a time */
 constexpr uint32_t SUMS_FLOATS = 4 << 10; /* the values' sums of 4 heads, of every lane */
@@ -393,6 +395,7 @@ static bool in_range(
 	       bounds->max_rows <= KN_CUDA_MAX_TOKENS && bounds->max_clusters <= KN_CUDA_MAX_TOKENS &&
 	       bounds->max_spans < KN_CUDA_MAX_TOKENS;
 }
+} // namespace
 
 extern "C" size_t kn_cuda_attend_sparse_scratch_bytes(
     const struct kn_attend_sparse_arguments *a, const struct kn_cuda_attend_bounds *bounds)

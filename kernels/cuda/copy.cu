@@ -7,6 +7,8 @@
 #include "kernels/cuda/copy_bytes.cuh"
 #include "kernels/cuda/launch_attention.h"
 
+namespace
+{
 enum { THREADS = 256, SLICE_BYTES = 32768, MAX_SLICES = 2048, MAX_GRID_JOBS = 65535 };
 
 __global__ void __launch_bounds__(THREADS)
@@ -22,6 +24,7 @@ __global__ void __launch_bounds__(THREADS)
 			    (uint64_t)blockIdx.x * THREADS + threadIdx.x, blocks * THREADS);
 	}
 }
+} // namespace
 
 extern "C" cudaError_t kn_cuda_copy(
     const struct kn_copy_arguments *a, uint64_t max_bytes, cudaStream_t stream)

@@ -9,6 +9,8 @@
 #include "kernels/cuda/copy_bytes.cuh"
 #include "kernels/cuda/launch_attention.h"
 
+namespace
+{
 enum { THREADS = 256, MAX_BLOCKS = 65535 };
 
 /* Blocks are dealt to extents in turn; where there are more of them, each extent gets several. */
@@ -42,6 +44,7 @@ __global__ void __launch_bounds__(THREADS)
 	    *(const volatile uint64_t *)a.generation != a.expected)
 		atomicOr(a.changed, KN_CUDA_GENERATION_CHANGED);
 }
+} // namespace
 
 extern "C" cudaError_t kn_cuda_gather_extents(
     const struct kn_cuda_gather_extents_arguments *a, uint32_t blocks, cudaStream_t stream)

@@ -8,6 +8,8 @@
 #include "kernels/cuda/compat.h"
 #include "kernels/cuda/launch_attention.h"
 
+namespace
+{
 enum { THREADS = 256 };
 
 template <class UNIT>
@@ -30,6 +32,7 @@ static cudaError_t launch(const struct kn_gather_rows_arguments *a, cudaStream_t
 	LAUNCH(gather_rows_kernel<UNIT>, (unsigned)blocks, THREADS, 0, stream, *a, (uint32_t)units);
 	return cudaGetLastError();
 }
+} // namespace
 
 extern "C" cudaError_t kn_cuda_gather_rows(
     const struct kn_gather_rows_arguments *a, cudaStream_t stream)

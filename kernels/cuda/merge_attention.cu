@@ -10,6 +10,8 @@
 #include "kernels/cuda/attend_parts.h"
 #include "kernels/cuda/exponential.cuh"
 
+namespace
+{
 constexpr uint32_t THREADS = 128, CHUNK = THREADS, MAX_RUNS = 2 * KN_CUDA_MAX_SETS;
 
 /* Parts of each job that lie one after the other: the rows or the estimate of one set. */
@@ -128,6 +130,7 @@ static void add_runs(struct merge_arguments *m, const struct kn_attend_sparse_ar
 			    stride, sets[i].bounds.max_clusters};
 	}
 }
+} // namespace
 
 extern "C" cudaError_t kn_cuda_merge_attention(const struct kn_attend_sparse_arguments *a,
     const struct kn_cuda_parts *sets, uint32_t set_count, cudaStream_t stream)

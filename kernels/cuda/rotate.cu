@@ -11,6 +11,8 @@
 #include "kernels/cuda/compat.h"
 #include "kernels/cuda/launch_attention.h"
 
+namespace
+{
 constexpr uint32_t THREADS = 128, HEADS = 8;
 
 /* pi / 2 in three parts, each of 33 bits but the last: a multiple below 2^20 of the first two is
@@ -76,6 +78,7 @@ __global__ void __launch_bounds__(THREADS) rotate_kernel(const struct kn_rotate_
 		x[q] = u * sine + v * cosine;
 	}
 }
+} // namespace
 
 extern "C" cudaError_t kn_cuda_rotate(const struct kn_rotate_arguments *a, cudaStream_t stream)
 {

@@ -8,6 +8,8 @@
 #include "kernels/cuda/kv_element.cuh"
 #include "kernels/cuda/launch_attention.h"
 
+namespace
+{
 enum { THREADS = 128 };
 
 __device__ __forceinline__ void store_words(uint8_t *to, const uint32_t *words, bool aligned)
@@ -50,6 +52,7 @@ __global__ void __launch_bounds__(THREADS)
 	}
 	store_words(to, words, aligned);
 }
+} // namespace
 
 extern "C" cudaError_t kn_cuda_store_kv(const struct kn_store_kv_arguments *a, cudaStream_t stream)
 {

@@ -238,6 +238,8 @@ static void copies_a_long_run(void **state)
 	for (size_t i = 0; i < room; i++)
 		from[i] = (uint8_t)(i * 2654435761u >> 24);
 	uint8_t *source = dev_upload(from, room), *to = dev_alloc(room);
+
+	DEV_OK(cudaMemset(to, 0xff, room));
 	struct kn_copy_job job = {source + 3, to + 3, bytes},
 	                   *device_job = dev_upload(&job, sizeof job);
 
@@ -275,6 +277,7 @@ static void extents_create(struct extents *e)
 		e->host[i] = (uint8_t)(i * 2654435761u >> 24);
 	e->source = dev_upload(e->host, EXTENTS * EXTENT_ROOM);
 	e->slots = dev_alloc(EXTENTS * EXTENT_ROOM);
+	DEV_OK(cudaMemset(e->slots, 0xff, EXTENTS * EXTENT_ROOM));
 	for (uint32_t i = 0; i < EXTENTS; i++)
 		e->list[i] = (struct kn_cuda_extent_copy){e->source + i * EXTENT_ROOM + i,
 		    e->slots + (EXTENTS - 1 - i) * EXTENT_ROOM + (i % 2 ? i : 0), i * 480u};
