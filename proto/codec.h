@@ -30,6 +30,7 @@ enum {
 	KV_CODEC_MAX_REGIONS = 253,      /* told of in one response: as many as descriptors pass */
 	KV_CODEC_MAX_GONE = 4096,        /* regions that are no more, in one response */
 	KV_CODEC_MAX_BLOB = 4096,        /* transport addresses and region blobs */
+	KV_CODEC_MAX_ADDRESS = 1024,    /* of a line */
 	KV_CODEC_MAX_PARAMETERS = 16384,
 	KV_CODEC_MAX_SAMPLER = 4096,
 	KV_CODEC_MAX_STRING = 256,        /* bytes, without the terminator */

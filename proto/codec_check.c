@@ -253,6 +253,8 @@ enum kv_status kv_codec_check_request(const Kv__Request *request)
 		return check_bytes("put.data", &request->put->data, KV_CODEC_MAX_DATA);
 	case KV__REQUEST__BODY_FETCH:
 		return check_fetch_request(request->fetch);
+	case KV__REQUEST__BODY_LINE:
+		return check_bytes("line.address", &request->line->address, KV_CODEC_MAX_ADDRESS);
 	case KV__REQUEST__BODY_CLOSE:
 		return KV_OK;
 	case KV__REQUEST__BODY__NOT_SET:

@@ -8,6 +8,8 @@
 #ifndef KV_COMMON_TRANSPORT_TRANSPORT_UCX_H
 #define KV_COMMON_TRANSPORT_TRANSPORT_UCX_H
 
+#include <stdbool.h>
+
 #include <ucp/api/ucp.h>
 
 #include "common/transport/transport.h"
@@ -48,6 +50,11 @@ extern "C" {
 	    (ucp_ep_h, void *, size_t, uint64_t, ucp_rkey_h, const ucp_request_param_t *))             \
 	X(ucs_status_ptr_t, ucp_put_nbx,                                                               \
 	    (ucp_ep_h, const void *, size_t, uint64_t, ucp_rkey_h, const ucp_request_param_t *))       \
+	X(ucs_status_ptr_t, ucp_am_send_nbx,                                                           \
+	    (ucp_ep_h, unsigned, const void *, size_t, const void *, size_t,                           \
+	        const ucp_request_param_t *))                                                          \
+	X(ucs_status_t, ucp_worker_set_am_recv_handler,                                                \
+	    (ucp_worker_h, const ucp_am_handler_param_t *))                                            \
 	X(ucs_status_t, ucp_request_check_status, (void *))                                            \
 	X(void, ucp_request_free, (void *))                                                            \
 	X(const char *, ucs_status_string, (ucs_status_t))
@@ -73,6 +80,9 @@ struct kv_ucx_endpoint_set {
 
 /* A context and a worker for one thread, set up as both halves need it. */
 enum kv_status kv_ucx_open(struct kv_ucx_endpoint_set *set);
+/* The same for messages over one network device, as UCX names it, and over nothing else, whatever
+ * the environment says. */
+enum kv_status kv_ucx_open_device(struct kv_ucx_endpoint_set *set, const char *device, bool rdma);
 void kv_ucx_close(struct kv_ucx_endpoint_set *set);
 
 /* What region_export puts in a blob, followed by the packed remote key. */

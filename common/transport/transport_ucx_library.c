@@ -61,35 +61,30 @@ enum kv_status kv_ucx_load(void)
 	    "UCX cannot be used (%s): install libucx0, or use --transport=map", load_error);
 }
 
-static enum kv_status set_options(ucp_config_t *config)
+struct setting {
+	const char *name, *value;
+	const char *environment; /* a variable that has precedence, or NULL */
+};
+
+static enum kv_status set_options(
+    ucp_config_t *config, const struct setting *settings, size_t count)
 {
-	/* Only shared memory between processes of one host, unless the environment says otherwise: with
-	 * TCP, UCX listens on every interface, and whoever connects can write to this process's memory.
-	 * MM_ERROR_HANDLING: without it, endpoints that report errors leave the shared-memory lanes.
-	 * ALLOC_PRIO: memory that others reach without this process's help, or an honest error. */
-	static const struct {
-		const char *name, *value, *environment;
-	} options[] = {
-	    {"TLS", "posix,self", "UCX_TLS"},
-	    {"MM_ERROR_HANDLING", "y", "UCX_MM_ERROR_HANDLING"},
-	    {"ALLOC_PRIO", "md:posix", "UCX_ALLOC_PRIO"},
-	    {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
-	};
 	ucs_status_t result;
 	size_t i;
 
-	for (i = 0; i < sizeof options / sizeof options[0]; i++) {
-		if (getenv(options[i].environment)) continue;
-		result = kv_ucx.ucp_config_modify(config, options[i].name, options[i].value);
+	for (i = 0; i < count; i++) {
+		if (settings[i].environment && getenv(settings[i].environment)) continue;
+		result = kv_ucx.ucp_config_modify(config, settings[i].name, settings[i].value);
 		if (result != UCS_OK) {
-			return kv_fail(KV_UNSUPPORTED, "UCX refuses %s=%s: %s", options[i].name,
-			    options[i].value, kv_ucx.ucs_status_string(result));
+			return kv_fail(KV_UNSUPPORTED, "UCX refuses %s=%s: %s", settings[i].name,
+			    settings[i].value, kv_ucx.ucs_status_string(result));
 		}
 	}
 	return KV_OK;
 }
 
-static enum kv_status open_context(ucp_context_h *context)
+static enum kv_status open_context(
+    const struct setting *settings, size_t count, uint64_t features, ucp_context_h *context)
 {
 	ucp_params_t parameters;
 	enum kv_status status;
@@ -101,11 +96,11 @@ static enum kv_status open_context(ucp_context_h *context)
 		return kv_fail(KV_UNSUPPORTED, "UCX cannot read its configuration: %s",
 		    kv_ucx.ucs_status_string(result));
 	}
-	status = set_options(config);
+	status = set_options(config, settings, count);
 	if (status == KV_OK) {
 		memset(&parameters, 0, sizeof parameters);
 		parameters.field_mask = UCP_PARAM_FIELD_FEATURES;
-		parameters.features = UCP_FEATURE_RMA | UCP_FEATURE_WAKEUP;
+		parameters.features = features | UCP_FEATURE_WAKEUP;
 		result =
 		    kv_ucx.ucp_init_version(UCP_API_MAJOR, UCP_API_MINOR, &parameters, config, context);
 		if (result != UCS_OK) {
@@ -117,29 +112,64 @@ static enum kv_status open_context(ucp_context_h *context)
 	return status;
 }
 
-enum kv_status kv_ucx_open(struct kv_ucx_endpoint_set *set)
+static enum kv_status open_worker(struct kv_ucx_endpoint_set *set)
 {
 	ucp_worker_params_t parameters;
-	struct kv_ucx_endpoint_set opened;
 	ucs_status_t result;
 
-	KV_TRY(kv_ucx_load());
-	KV_TRY(open_context(&opened.context));
 	memset(&parameters, 0, sizeof parameters);
 	parameters.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
 	parameters.thread_mode = UCS_THREAD_MODE_SINGLE;
-	result = kv_ucx.ucp_worker_create(opened.context, &parameters, &opened.worker);
+	result = kv_ucx.ucp_worker_create(set->context, &parameters, &set->worker);
 	if (result != UCS_OK) {
-		kv_ucx.ucp_cleanup(opened.context);
+		kv_ucx.ucp_cleanup(set->context);
 		return kv_fail(
 		    KV_UNSUPPORTED, "UCX cannot make a worker: %s", kv_ucx.ucs_status_string(result));
 	}
-	result = kv_ucx.ucp_worker_get_efd(opened.worker, &opened.event);
-	if (result != UCS_OK) {
-		kv_ucx_close(&opened);
-		return kv_fail(KV_UNSUPPORTED, "UCX gives no descriptor to wait on: %s",
-		    kv_ucx.ucs_status_string(result));
-	}
+	result = kv_ucx.ucp_worker_get_efd(set->worker, &set->event);
+	if (result == UCS_OK) return KV_OK;
+	kv_ucx_close(set);
+	return kv_fail(
+	    KV_UNSUPPORTED, "UCX gives no descriptor to wait on: %s", kv_ucx.ucs_status_string(result));
+}
+
+enum kv_status kv_ucx_open(struct kv_ucx_endpoint_set *set)
+{
+	/* Only shared memory between processes of one host, unless the environment says otherwise: with
+	 * TCP, UCX listens on every interface, and whoever connects can write to this process's memory.
+	 * MM_ERROR_HANDLING: without it, endpoints that report errors leave the shared-memory lanes.
+	 * ALLOC_PRIO: memory that others reach without this process's help, or an honest error. */
+	static const struct setting settings[] = {
+	    {"TLS", "posix,self", "UCX_TLS"},
+	    {"MM_ERROR_HANDLING", "y", "UCX_MM_ERROR_HANDLING"},
+	    {"ALLOC_PRIO", "md:posix", "UCX_ALLOC_PRIO"},
+	    {"KEEPALIVE_INTERVAL", "1s", "UCX_KEEPALIVE_INTERVAL"},
+	};
+	struct kv_ucx_endpoint_set opened;
+
+	KV_TRY(kv_ucx_load());
+	KV_TRY(open_context(
+	    settings, sizeof settings / sizeof settings[0], UCP_FEATURE_RMA, &opened.context));
+	KV_TRY(open_worker(&opened));
+	*set = opened;
+	return KV_OK;
+}
+
+enum kv_status kv_ucx_open_device(struct kv_ucx_endpoint_set *set, const char *device, bool rdma)
+{
+	/* Messages without a rendezvous: the receiver then has nothing to send. */
+	const struct setting settings[] = {
+	    {"TLS", rdma ? "rc" : "tcp", NULL},
+	    {"NET_DEVICES", device, NULL},
+	    {"RNDV_THRESH", "inf", NULL},
+	    {"KEEPALIVE_INTERVAL", "1s", NULL},
+	};
+	struct kv_ucx_endpoint_set opened;
+
+	KV_TRY(kv_ucx_load());
+	KV_TRY(open_context(
+	    settings, sizeof settings / sizeof settings[0], UCP_FEATURE_AM, &opened.context));
+	KV_TRY(open_worker(&opened));
 	*set = opened;
 	return KV_OK;
 }

@@ -3,6 +3,7 @@
 #include <stddef.h>
 
 #include "gpu-worker/server/http_server.h"
+#include "common/transport/trusted_network.h"
 #include "kvstore/client/store_client.h"
 
 static const char *const backend_words[] = {"auto", "cpu", "cuda", NULL};
@@ -81,7 +82,12 @@ static const struct kv_option options[] = {
 	STRING("store-secret", store_secret, "", "FILE",
 		"With --store tcp: the secret file of that kvstored, or a copy of it.", DECODING),
 	CHECKED("transport", transport, "auto", "NAME", gw_check_transport,
-		"auto, ucx or map; stream with --store tcp.", DECODING),
+		"auto, ucx or map; with --store tcp stream (auto), or ucx with --trusted-network.",
+		DECODING),
+	CHECKED("trusted-network", trusted_network, "", "NETWORK", kv_trusted_network_check,
+		"With --store tcp and --transport ucx: the interface (eth1), IPv4 address or network "
+		"(10.0.0.0/24) of this host over which to fetch from the store, NEITHER ENCRYPTED NOR "
+		"AUTHENTICATED: one that everybody on it may read and change. Empty for none.", DECODING),
 	CHECKED("name", name, "", "NAME", gw_check_name,
 		"This worker's name in the store's statistics; default: worker-PID.", DECODING),
 	OTHER(KV_OPTION_SIZE, "local-memory", local_memory, "4GiB",

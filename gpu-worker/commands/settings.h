@@ -30,6 +30,7 @@ struct gw_settings {
 	int cpu_level;                   /* words: auto plain avx2 avx512 */
 	/* store */
 	const char *store, *store_secret, *transport, *name;
+	const char *trusted_network;     /* "": none */
 	uint64_t local_memory, store_wait_ms, call_ms, fetch_ms;
 	/* policy */
 	const char *policy, *cache_policy;

@@ -100,7 +100,7 @@ enum kv_status gw_settings_policy(const struct gw_settings *s, const char *name,
 
 static enum kv_status check_remote(const struct gw_settings *s)
 {
-	bool remote, secret;
+	bool remote, secret, by_ucx, trusts;
 
 	if (s->store == NULL) return KV_OK;
 	remote = strncmp(s->store, "tcp:", 4) == 0;
@@ -111,9 +111,19 @@ static enum kv_status check_remote(const struct gw_settings *s)
 	if (!remote && secret)
 		return kv_fail(KV_INVALID, "--store-secret %s with --store %s: only tcp:HOST:PORT takes "
 			"one", s->store_secret, s->store);
-	if (remote && strcmp(s->transport, "auto") != 0 && strcmp(s->transport, "stream") != 0)
-		return kv_fail(KV_INVALID, "--transport %s with --store %s is not there: bytes go through "
-			"the encrypted stream; use auto or stream", s->transport, s->store);
+	by_ucx = remote && strcmp(s->transport, "ucx") == 0;
+	if (remote && !by_ucx && strcmp(s->transport, "auto") != 0 &&
+		strcmp(s->transport, "stream") != 0)
+		return kv_fail(KV_INVALID, "--transport %s with --store %s is not there: use auto, stream "
+			"or ucx", s->transport, s->store);
+	trusts = s->trusted_network != NULL && *s->trusted_network != '\0';
+	if (by_ucx && !trusts)
+		return kv_fail(KV_INVALID, "--transport ucx with --store %s without --trusted-network: it "
+			"is neither encrypted nor authenticated; name the network that you trust, or use "
+			"stream", s->store);
+	if (trusts && !by_ucx)
+		return kv_fail(KV_INVALID, "--trusted-network %s with --store %s and --transport %s: it is "
+			"for tcp:HOST:PORT and ucx", s->trusted_network, s->store, s->transport);
 	if (!remote && strcmp(s->transport, "stream") == 0)
 		return kv_fail(KV_INVALID, "--transport stream with --store %s: it is for tcp:HOST:PORT",
 			s->store);

@@ -99,6 +99,7 @@ static enum kv_status open_store(struct gw_worker *worker, uint64_t wait_ms)
 	options.allocator = worker->allocator;
 	options.address = s->store;
 	options.transport = s->transport;
+	options.trusted_network = s->trusted_network;
 	options.name = worker->name;
 	options.model_name = worker->model_name;
 	gw_pipeline_layout(gw_model_shape(worker->model), &worker->policy, worker->kv_type,

@@ -149,6 +149,11 @@ static enum kv_status map_page(struct kvc_channel *channel, struct kvc_welcome *
 	return KV_OK;
 }
 
+static const char *expected_remote(const struct kvc_channel *channel)
+{
+	return strcmp(channel->transport, KVC_BY_UCX) == 0 ? KVC_BY_UCX : KVC_STREAM;
+}
+
 static enum kv_status accept_hello(struct kvc_channel *channel, const Kv__Response *response)
 {
 	const Kv__HelloResponse *hello = response->hello;
@@ -179,8 +184,9 @@ static enum kv_status accept_hello(struct kvc_channel *channel, const Kv__Respon
 	if (hello->transport_address.len)
 		memcpy(welcome->address.bytes, hello->transport_address.data, hello->transport_address.len);
 	welcome->address.length = (uint32_t)hello->transport_address.len;
-	/* One transport reaches another host, and no other one is wanted on this one. */
-	if (channel->remote != (strcmp(welcome->transport, KVC_STREAM) == 0))
+	/* What reaches another host and was agreed to here, and no such one on this host. */
+	if (channel->remote ? strcmp(welcome->transport, expected_remote(channel)) != 0
+	                    : strcmp(welcome->transport, KVC_STREAM) == 0)
 		return kv_fail(KV_PROTOCOL, "the store's hello tells of the wrong transport");
 	if (hello->has_control_page) KV_TRY(map_page(channel, welcome));
 	welcome->session = ++channel->sessions;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/base/log.h"
 #include "common/transport/transport_map.h"
 #include "kvstore/client/remote_internal.h"
 
@@ -456,6 +457,20 @@ static enum kv_status start_channel(
 	return kvc_session_adopt(store);
 }
 
+static enum kv_status find_network(
+    struct kvc_remote_store *store, const struct kvc_options *options)
+{
+	if (!store->on_other_host || !options->transport ||
+	    strcmp(options->transport, KVC_BY_UCX) != 0)
+		return KV_OK;
+	KV_TRY(kv_trusted_network_find(options->trusted_network, &store->network));
+	kv_warning("store-client",
+	    "trusted network device=%s address=%s: what is fetched from the store comes over it neither"
+	    " encrypted nor authenticated",
+	    store->network.device, store->network.rdma ? "rdma" : store->network.address);
+	return KV_OK;
+}
+
 enum kv_status kvc_remote_open(const struct kvc_options *options, struct kvc_store **store)
 {
 	struct kvc_remote_store *created = kv_alloc_zero(options->allocator, sizeof *created);
@@ -470,6 +485,8 @@ enum kv_status kvc_remote_open(const struct kvc_options *options, struct kvc_sto
 	created->staging_descriptor = -1;
 	created->call_ms = options->call_ms ? options->call_ms : KVC_CALL_MS;
 	created->fetch_ms = options->fetch_ms ? options->fetch_ms : KVC_FETCH_MS;
+	created->on_other_host = options->secret != NULL;
+	KV_TRY_GOTO(status, find_network(created, options), fail);
 	KV_TRY_GOTO(status, create_staging(created, options), fail);
 	KV_TRY_GOTO(status, start_channel(created, options), fail);
 	*store = &created->base;

@@ -2,6 +2,7 @@
 #ifndef KVC_REMOTE_INTERNAL_H
 #define KVC_REMOTE_INTERNAL_H
 
+#include "common/transport/line.h"
 #include "kvstore/client/channel.h"
 #include "kvstore/client/staging.h"
 #include "kvstore/client/store_internal.h"
@@ -22,6 +23,7 @@ enum {
  * that pointers into its memory stay mapped, also when a later session has taken over. */
 struct kvc_session {
 	struct kv_list node;
+	struct kv_line *line; /* to another host over UCX: what is fetched; NULL: none, or lost */
 	uint64_t number, generation, epoch;
 	uint32_t slot;
 	uint32_t users; /* open sequences */
@@ -38,6 +40,8 @@ struct kvc_stream_batch {
 	uint32_t ticket, read;
 	uint64_t offset;
 	uint32_t bytes;
+	uint64_t number; /* its bytes come over the line, under this; 0: in the answer */
+	bool arrived;    /* they have */
 };
 
 /* A batch of reads cut into requests, as many of them under way as fill the line. */
@@ -46,7 +50,9 @@ struct kvc_stream {
 	uint32_t count;
 	uint32_t read; /* what the next request begins with */
 	uint64_t offset;
-	uint64_t until_ms;
+	uint64_t until_ms, line_until_ms; /* after the latter the line is given up */
+	uint64_t number;                  /* the last one on a line */
+	bool line_lost;
 	struct kvc_stream_batch batches[KVC_STREAM_WINDOW]; /* a queue, oldest first */
 	uint32_t first_batch, batch_count;
 	uint64_t segment_ids[KVC_STREAM_READS], offsets[KVC_STREAM_READS];
@@ -78,6 +84,8 @@ struct kvc_remote_store {
 	struct kvc_session *current; /* the last one adopted; NULL only while opening */
 	struct kv_list sessions;
 	uint32_t call_ms, fetch_ms;
+	bool on_other_host;
+	struct kv_trusted_network network; /* device "": none */
 	bool faulty; /* for tests: the transport is wrapped with fault points */
 	char lanes[64];
 
@@ -148,6 +156,21 @@ enum kv_status kvc_stream_start(struct kvc_remote_store *store, const struct kvc
 enum kv_status kvc_stream_wait(struct kvc_remote_store *store);
 /* Send what unit_begin gave out; its staging memory is free then. */
 enum kv_status kvc_stream_put(struct kvc_entry *entry, uint32_t layer);
+
+/* ---- remote_line.c: the same over UCX, on a trusted network ---- */
+
+/* Make the session's line, by which the store reaches this process; it takes some seconds at most.
+ */
+enum kv_status kvc_line_open(struct kvc_remote_store *store, struct kvc_session *session);
+/* Close the current session's line, with a warning that says why: the stream does the rest. */
+void kvc_line_lose(struct kvc_remote_store *store);
+/* The bytes of this batch, which is the queue's entry `slot`, will come over the line. */
+enum kv_status kvc_line_expect(
+    struct kvc_remote_store *store, struct kvc_stream_batch *batch, uint32_t slot);
+void kvc_line_forget(
+    struct kvc_remote_store *store, const struct kvc_stream_batch *batch, uint32_t slot);
+/* Wait until the bytes of the oldest batch are there. */
+enum kv_status kvc_line_await(struct kvc_remote_store *store);
 
 /* ---- remote_verify.c ---- */
 

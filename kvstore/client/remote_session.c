@@ -23,6 +23,7 @@ void kvc_session_destroy(struct kvc_remote_store *store, struct kvc_session *ses
 	kv_list_remove(&session->node);
 	if (session->client) session->ops->client_destroy(session->client);
 	if (session->page) kv_control_page_unmap(session->page);
+	kv_line_close(session->line);
 	kv_free(allocator, session->regions);
 	kv_free(allocator, session);
 }
@@ -48,6 +49,18 @@ static enum kv_status take_page(struct kvc_session *session, struct kvc_welcome 
 	return KV_OK;
 }
 
+/* Who asks for UCX and does not get it at the start is told so; later the stream will do. */
+static enum kv_status begin_line(struct kvc_remote_store *store, struct kvc_session *session)
+{
+	enum kv_status status;
+
+	if (strcmp(session->transport, KVC_BY_UCX) != 0) return KV_OK;
+	status = kvc_line_open(store, session);
+	if (status == KV_OK || !store->current) return status;
+	kv_warning(MODULE, "no UCX to the store, its stream is used: %s", kv_error_message());
+	return KV_OK;
+}
+
 static enum kv_status create_session(
     struct kvc_remote_store *store, struct kvc_welcome *welcome, struct kvc_session **session)
 {
@@ -61,7 +74,8 @@ static enum kv_status create_session(
 	created->epoch = welcome->epoch;
 	created->slot = welcome->slot;
 	memcpy(created->transport, welcome->transport, sizeof created->transport);
-	if (strcmp(welcome->transport, KVC_STREAM) == 0) {
+	if (store->on_other_host) {
+		KV_TRY_GOTO(status, begin_line(store, created), fail);
 		*session = created;
 		return KV_OK;
 	}
@@ -220,8 +234,12 @@ void kvc_session_lanes(struct kvc_remote_store *store)
 {
 	const struct kvc_session *session = store->current;
 
-	snprintf(store->lanes, sizeof store->lanes, "%s",
-	    session->ops ? session->ops->lanes(session->client) : KVC_STREAM);
+	if (session->line)
+		snprintf(store->lanes, sizeof store->lanes, "%s/%s", store->network.rdma ? "rc" : "tcp",
+		    store->network.device);
+	else
+		snprintf(store->lanes, sizeof store->lanes, "%s",
+		    session->ops ? session->ops->lanes(session->client) : KVC_STREAM);
 	kvc_channel_set_lanes(store->channel, store->lanes);
 }
 

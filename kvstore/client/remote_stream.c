@@ -10,6 +10,11 @@
 
 enum { SLOWEST_LINE = 4 << 10 }; /* bytes a millisecond */
 
+static uint32_t slot_of(const struct kvc_stream *stream, uint32_t nth)
+{
+	return (stream->first_batch + nth) % KVC_STREAM_WINDOW;
+}
+
 /* The next piece of the reads from *read and *offset on, at most `most` bytes: its size; 0 when
  * there is none. */
 static uint64_t piece_at(
@@ -63,10 +68,14 @@ static enum kv_status ask(struct kvc_remote_store *store)
 
 		fill_request(stream, &fetch, &batch);
 		if (!batch.bytes) return KV_OK;
+		if (store->current->line &&
+		    kvc_line_expect(store, &batch, slot_of(stream, stream->batch_count)) != KV_OK)
+			kvc_line_lose(store);
+		fetch.line_number = batch.number;
 		request.body_case = KV__REQUEST__BODY_FETCH;
 		request.fetch = &fetch;
 		KV_TRY(kvc_channel_start(store->channel, store->current->number, &request, &batch.ticket));
-		stream->batches[(stream->first_batch + stream->batch_count++) % KVC_STREAM_WINDOW] = batch;
+		stream->batches[slot_of(stream, stream->batch_count++)] = batch;
 	}
 	return KV_OK;
 }
@@ -92,20 +101,27 @@ static enum kv_status take_oldest(struct kvc_remote_store *store)
 {
 	struct kvc_stream *stream = &store->stream;
 	const struct kvc_stream_batch batch = stream->batches[stream->first_batch];
+	const uint32_t slot = stream->first_batch;
+	const size_t inside = batch.number ? 0 : batch.bytes;
 	Kv__Response *response = NULL;
 	enum kv_status status;
 
 	KV_TRY(kvc_channel_await(store->channel, batch.ticket, stream->until_ms));
-	stream->first_batch = (stream->first_batch + 1) % KVC_STREAM_WINDOW;
-	stream->batch_count--;
 	status = kvc_channel_finish(store->channel, batch.ticket, 0, &response);
+	/* The answer says that the bytes are right; they may still be on their way. */
+	if (status == KV_OK && batch.number) status = kvc_line_await(store);
+	stream->line_lost = batch.number && (status == KV_UNSUPPORTED || response) && status != KV_OK;
+	stream->first_batch = slot_of(stream, 1);
+	stream->batch_count--;
 	/* It was there when the sequence was opened. */
-	if (status == KV_NOT_FOUND) return kv_fail_prefix(KV_STALE, "the store holds it no more");
-	if (status != KV_OK) return status;
-	if (response->body_case != KV__RESPONSE__BODY_FETCH || response->fetch->data.len != batch.bytes)
+	if (status == KV_NOT_FOUND) status = kv_fail_prefix(KV_STALE, "the store holds it no more");
+	if (status != KV_OK) goto out;
+	if (response->body_case != KV__RESPONSE__BODY_FETCH || response->fetch->data.len != inside)
 		status = kv_fail(KV_PROTOCOL, "the store answered fetch with something else");
 	else
-		hand_out(stream, &batch, response->fetch->data.data);
+		hand_out(stream, &batch,
+		    batch.number ? kv_line_slot(store->current->line, slot) : response->fetch->data.data);
+out:
 	kvc_channel_free(store->channel, response);
 	return status;
 }
@@ -116,8 +132,11 @@ static enum kv_status give_up(struct kvc_remote_store *store, enum kv_status sta
 	struct kvc_stream *stream = &store->stream;
 
 	while (stream->batch_count) {
-		kvc_channel_abandon(store->channel, stream->batches[stream->first_batch].ticket);
-		stream->first_batch = (stream->first_batch + 1) % KVC_STREAM_WINDOW;
+		const uint32_t slot = stream->first_batch;
+
+		kvc_channel_abandon(store->channel, stream->batches[slot].ticket);
+		kvc_line_forget(store, &stream->batches[slot], slot);
+		stream->first_batch = slot_of(stream, 1);
 		stream->batch_count--;
 	}
 	return status;
@@ -143,11 +162,13 @@ enum kv_status kvc_stream_start(struct kvc_remote_store *store, const struct kvc
 	stream->read = 0;
 	stream->offset = 0;
 	stream->until_ms = kv_now_ms() + deadline_ms + total / SLOWEST_LINE;
+	/* The other half is the stream's. */
+	stream->line_until_ms = kv_now_ms() + (stream->until_ms - kv_now_ms()) / 2;
 	status = ask(store);
 	return status == KV_OK ? KV_OK : give_up(store, status);
 }
 
-enum kv_status kvc_stream_wait(struct kvc_remote_store *store)
+static enum kv_status bring(struct kvc_remote_store *store)
 {
 	struct kvc_stream *stream = &store->stream;
 
@@ -158,6 +179,22 @@ enum kv_status kvc_stream_wait(struct kvc_remote_store *store)
 		if (status != KV_OK) return give_up(store, status);
 	}
 	return KV_OK;
+}
+
+enum kv_status kvc_stream_wait(struct kvc_remote_store *store)
+{
+	struct kvc_stream *stream = &store->stream;
+	enum kv_status status;
+
+	stream->line_lost = false;
+	status = bring(store);
+	if (status == KV_OK || !stream->line_lost) return status;
+	/* All of it once more, without the line. */
+	kvc_line_lose(store);
+	stream->read = 0;
+	stream->offset = 0;
+	status = ask(store);
+	return status == KV_OK ? bring(store) : give_up(store, status);
 }
 
 enum kv_status kvc_stream_put(struct kvc_entry *entry, uint32_t layer)

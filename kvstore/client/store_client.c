@@ -5,6 +5,7 @@
 
 #include "common/runtime/fault_point.h"
 #include "common/transport/tcp_socket.h"
+#include "common/transport/trusted_network.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/client/store_internal.h"
 
@@ -31,10 +32,15 @@ static enum kv_status check_remote(const struct kvc_options *options)
 		    remote ? "takes a secret: name its file" : "takes no secret");
 	if (!remote || strcmp(transport, "auto") == 0 || strcmp(transport, KVC_STREAM) == 0)
 		return KV_OK;
+	if (strcmp(transport, KVC_BY_UCX) != 0)
+		return kv_fail(KV_UNSUPPORTED,
+		    "transport=%s to a store on another host is not there: use auto, stream or ucx",
+		    transport);
+	if (options->trusted_network && *options->trusted_network)
+		return kv_trusted_network_check(options->trusted_network);
 	return kv_fail(KV_UNSUPPORTED,
-	    "transport=%s to a store on another host is not there: bytes go through the encrypted "
-	    "stream, use auto or stream",
-	    transport);
+	    "transport=ucx to a store on another host is neither encrypted nor authenticated: name the "
+	    "network that you trust with --trusted-network, or use stream, which is encrypted");
 }
 
 enum kv_status kvc_open(const struct kvc_options *options, struct kvc_store **store)

@@ -39,6 +39,9 @@ struct kvc_options {
 	const uint8_t *secret;
 	/* "auto", "ucx" or "map", "stream" for tcp ("faulty-NAME" in tests); unused for "none" */
 	const char *transport;
+	/* tcp with "ucx": the network between the hosts that is trusted, as it is named on this one
+	 * (common/transport/trusted_network.h); else NULL or "". */
+	const char *trusted_network;
 	const char *name;      /* the worker's name in the store's statistics */
 	uint8_t model_id[KVW_MODEL_ID_BYTES];
 	const char *model_name;

@@ -26,6 +26,7 @@ enum {
 };
 
 #define KVC_STREAM        "stream" /* the transport to another host */
+#define KVC_BY_UCX        "ucx"    /* to another host: the same, and fetches over a line */
 #define KVC_STAGING_BYTES (UINT64_C(64) << 20)
 
 enum kvc_unit_state { KVC_UNIT_EMPTY, KVC_UNIT_BEGUN, KVC_UNIT_ENDED };

@@ -145,7 +145,8 @@ static enum kv_status open_all(struct bench_client *client)
 	char name[32];
 	struct kvc_options options = {.allocator = kv_heap(),
 	    .address = address,
-	    .transport = "auto",
+	    .transport = settings->transport,
+	    .trusted_network = settings->trusted_network,
 	    .name = name,
 	    .model_name = "bench",
 	    .layout = layout(),

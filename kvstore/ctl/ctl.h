@@ -17,6 +17,7 @@ extern "C" {
 struct ctl_settings {
 	const char *stats_socket, *socket;
 	const char *store, *store_secret; /* instead of socket; "": not given */
+	const char *transport, *trusted_network; /* bench */
 	bool json;
 	double interval; /* seconds between two lines of stat; 0: one shot */
 	uint32_t count;  /* lines of stat (0: no end), or pings (0: three) */

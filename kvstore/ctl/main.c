@@ -5,6 +5,7 @@
 #include "common/base/log.h"
 #include "common/base/process.h"
 #include "common/transport/transport.h"
+#include "common/transport/trusted_network.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/client/store_client.h"
 #include "kvstore/ctl/ctl.h"
@@ -27,6 +28,8 @@ static enum kv_status check_store(const char *address)
 {
 	return *address ? kvc_address_check(address) : KV_OK;
 }
+
+static const char *const transport_words[] = {"auto", "ucx", "map", "stream", NULL};
 
 static const struct kv_option options[] = {
     {.name = "stats-socket",
@@ -62,6 +65,21 @@ static const struct kv_option options[] = {
         .unit = "FILE",
         .help = "That store's secret file.",
         .commands = COMMAND_PING | COMMAND_BENCH},
+    {.name = "transport",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(transport),
+        .default_text = "auto",
+        .words = transport_words,
+        .help = "What is asked for, as of gpu-worker.",
+        .commands = COMMAND_BENCH},
+    {.name = "trusted-network",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(trusted_network),
+        .default_text = "",
+        .unit = "NETWORK",
+        .help = "For transport ucx with --store, as of gpu-worker.",
+        .check = kv_trusted_network_check,
+        .commands = COMMAND_BENCH},
     {.name = "timeout",
         .kind = KV_OPTION_DURATION,
         .offset = FIELD(timeout_ms),

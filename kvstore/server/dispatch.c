@@ -28,6 +28,7 @@ static const struct route routes[] = {
     {KV__REQUEST__BODY_RELEASE, "release", STATE(KVS_WORKING), kvs_handle_release},
     {KV__REQUEST__BODY_PUT, "put", STATE(KVS_WORKING), kvs_handle_put},
     {KV__REQUEST__BODY_FETCH, "fetch", STATE(KVS_WORKING), kvs_handle_fetch},
+    {KV__REQUEST__BODY_LINE, "line", STATE(KVS_WORKING), kvs_handle_line},
     {KV__REQUEST__BODY_COMMIT, "commit", STATE(KVS_WORKING), kvs_handle_commit},
 };
 

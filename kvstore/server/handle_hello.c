@@ -25,23 +25,36 @@ enum kv_status kvs_check_draining(const struct kvs_server *server)
 	    KV_BUSY, "the store is being drained and takes in no new work: try another one, or later");
 }
 
-static enum kv_status check_transport(const struct kvs_peer *peer, const Kv__HelloRequest *hello)
+/* Of one on another host: the encrypted stream, unless it asks for a line and may have one. */
+static enum kv_status agree_remote(struct kvs_peer *peer, const char *asked)
 {
-	const char *ours = peer->secure ? KVS_STREAM : peer->server->transport->name;
-	const bool fits = strcmp(hello->transport, "auto") == 0 || strcmp(hello->transport, ours) == 0;
-
-	if (!fits && peer->secure)
+	if (strcmp(asked, "auto") == 0 || strcmp(asked, KVS_STREAM) == 0) return KV_OK;
+	if (strcmp(asked, KVS_BY_UCX) != 0)
 		return kv_fail(KV_REFUSED,
 		    "the worker asks for transport=%s, but workers on other hosts have their bytes through "
 		    "the encrypted stream: use auto, or stream",
-		    hello->transport);
+		    asked);
+	if (!peer->server->remote.trusts)
+		return kv_fail(KV_REFUSED,
+		    "the worker asks for transport=ucx, but this store trusts no network: start kvstored "
+		    "with --trusted-network, or use transport=stream, which is encrypted");
+	peer->by_ucx = true;
+	return KV_OK;
+}
+
+static enum kv_status check_transport(struct kvs_peer *peer, const Kv__HelloRequest *hello)
+{
+	const char *ours = peer->server->transport->name;
+	const bool fits = strcmp(hello->transport, "auto") == 0 || strcmp(hello->transport, ours) == 0;
+
+	if (peer->secure) return agree_remote(peer, hello->transport);
 	if (!fits)
 		return kv_fail(KV_REFUSED,
 		    "the worker asks for transport=%s, this store serves transport=%s: use auto, or start "
 		    "the "
 		    "store with --transport=%s",
 		    hello->transport, ours, hello->transport);
-	if (!peer->secure && peer->server->transport == &kv_transport_ucx &&
+	if (peer->server->transport == &kv_transport_ucx &&
 	    peer->credentials.uid != (uint32_t)geteuid())
 		return kv_fail(KV_REFUSED,
 		    "the worker runs as user %u, the store as %u: ucx needs the same user, start the store "
@@ -111,7 +124,9 @@ static void greet(struct kvs_peer *peer, struct kvs_answer *answer)
 
 	kv__hello_response__init(hello);
 	hello->boot_generation = kvs_engine_generation(server->engine);
-	hello->transport = (char *)(uintptr_t)(peer->secure ? KVS_STREAM : server->transport->name);
+	hello->transport = (char *)(uintptr_t)(peer->by_ucx   ? KVS_BY_UCX
+	                                       : peer->secure ? KVS_STREAM
+	                                                      : server->transport->name);
 	hello->lease_ms = kvs_engine_lease_ms(server->engine);
 	hello->heartbeat_ms = (uint32_t)server->settings->heartbeat_ms;
 	hello->build = (char *)(uintptr_t)KV_VERSION;

@@ -1,9 +1,10 @@
-/* Units in messages, for peers on other hosts.
+/* Units in messages, for peers on other hosts; what is fetched may go over a line.
  *
  * All of a request is done in one turn of the loop, and leases end and segments go on the same
  * loop. So an answer that carries bytes says by itself that, when they were copied, the lease held
  * and the segment was there and referred to; that it comes through this connection says of which
- * boot generation it is. There is nothing to look at again afterwards. */
+ * boot generation it is. There is nothing to look at again afterwards. The same holds where the
+ * bytes go over a line: they are copied to it in that turn. */
 #include <string.h>
 
 #include "kvstore/server/server_internal.h"
@@ -15,6 +16,7 @@ enum kv_status kvs_handle_fetch(
 	struct kvs_server *server = peer->server;
 	size_t total = 0;
 	uint64_t entries = 0;
+	uint8_t *target;
 
 	if (!peer->secure)
 		return kv_fail(
@@ -26,21 +28,30 @@ enum kv_status kvs_handle_fetch(
 	/* Also where it fails half way. */
 	peer->turn_bytes += total + fetch->n_segment_ids * KVS_REMOTE_READ_COST +
 	                    entries * sizeof(struct kvs_segment *);
-	answer->data = kv_alloc(peer->frames, total);
-	if (!answer->data) return KV_NO_MEMORY;
+	if (fetch->line_number) {
+		KV_TRY(kvs_line_room(peer, total, &target));
+	} else {
+		target = answer->data = kv_alloc(peer->frames, total);
+		if (!target) return KV_NO_MEMORY;
+	}
 	total = 0;
 	for (size_t i = 0; i < fetch->n_segment_ids; i++) {
 		const uint8_t *source = NULL;
 
 		KV_TRY(kvs_fetch_source(server->engine, peer->slot, fetch->segment_ids[i], fetch->layers[i],
 		    fetch->offsets[i], fetch->bytes[i], &source));
-		memcpy(answer->data + total, source, fetch->bytes[i]);
+		memcpy(target + total, source, fetch->bytes[i]);
 		total += fetch->bytes[i];
 	}
 	kv_metrics_add(server->metrics, KVS_FETCHED, (int64_t)total);
 	kv__fetch_response__init(&answer->body.fetch);
-	answer->body.fetch.data.data = answer->data;
-	answer->body.fetch.data.len = total;
+	if (fetch->line_number) {
+		KV_TRY(kvs_line_send(peer, fetch->line_number, total));
+		kv_metrics_add(server->metrics, KVS_FETCHED_UCX, (int64_t)total);
+	} else {
+		answer->body.fetch.data.data = answer->data;
+		answer->body.fetch.data.len = total;
+	}
 	answer->response.body_case = KV__RESPONSE__BODY_FETCH;
 	answer->response.fetch = &answer->body.fetch;
 	return KV_OK;

@@ -42,6 +42,7 @@
 	X(KVS_VERIFIED, "verified", COUNTER, "", "bytes", "Bytes checksummed at commit.") \
 	X(KVS_PUT, "put", COUNTER, "", "bytes", "Bytes copied from staging memory, or from messages of remote workers.") \
 	X(KVS_FETCHED, "fetched", COUNTER, "", "bytes", "Bytes sent to remote workers.") \
+	X(KVS_FETCHED_UCX, "fetched_ucx", COUNTER, "", "bytes", "Of them: by UCX, over the trusted network.") \
 	X(KVS_RESERVES, "reserves", COUNTER, "", "", "Reservations asked for, refused ones included.") \
 	X(KVS_RESERVE_FAILURES, "reserve_failures", COUNTER, "", "", "Reservations refused.") \
 	X(KVS_EVICTIONS, "evictions", COUNTER, "", "", "Segments evicted.") \

@@ -104,6 +104,7 @@ void kvs_peer_close(struct kvs_peer *peer, enum kvs_reason reason, const char *w
 		    peer->name[0] ? peer->name : "-", (int)peer->credentials.pid, peer->credentials.uid,
 		    peer->secure ? peer->from : "here", why);
 	kvs_disk_forget(peer);
+	kvs_line_close(peer);
 	if (peer->slot_taken) end_lease(peer, reason, why);
 	kv_state_move(&peer->state, KVS_CLOSED, peer);
 	kv_watch_close(peer->watch);
@@ -143,7 +144,8 @@ void kvs_peer_finish(struct kvs_peer *peer)
 static bool is_read(const struct kvs_peer *peer)
 {
 	return !peer->waiting && !peer->closing_ms &&
-	       !(peer->secure && kv_frame_writer_queued(peer->writer) >= KVS_REMOTE_QUEUED);
+	       !(peer->secure && kv_frame_writer_queued(peer->writer) >= KVS_REMOTE_QUEUED) &&
+	       !kvs_line_full(peer);
 }
 
 static void watch_what_is_wanted(struct kvs_peer *peer)
@@ -156,6 +158,11 @@ static void watch_what_is_wanted(struct kvs_peer *peer)
 	    (reads ? KV_LOOP_READABLE : 0u) | (writes ? KV_LOOP_WRITABLE : 0u) | KV_LOOP_HANGUP);
 	if (reads && peer->secure && kv_secure_pending(peer->secure))
 		kv_timer_start(peer->pending, 0, 0);
+}
+
+void kvs_peer_resume(struct kvs_peer *peer)
+{
+	watch_what_is_wanted(peer);
 }
 
 /* Send what the socket takes; false when the peer was closed over it. */

@@ -133,6 +133,21 @@ static void on_listener(void *context, struct kv_watch *watch, unsigned events)
 	}
 }
 
+static enum kv_status trust_network(struct kvs_server *server)
+{
+	const char *named = server->settings->trusted_network;
+	struct kvs_remote *remote = &server->remote;
+
+	if (!named || !*named) return KV_OK;
+	KV_TRY(kv_trusted_network_find(named, &remote->network));
+	remote->trusts = true;
+	kv_warning(KVS_MODULE,
+	    "trusted network device=%s address=%s: key/values that workers on other hosts fetch by UCX "
+	    "go over it neither encrypted nor authenticated, everybody on it can read and change them",
+	    remote->network.device, remote->network.rdma ? "rdma" : remote->network.address);
+	return KV_OK;
+}
+
 enum kv_status kvs_remote_listen(struct kvs_server *server)
 {
 	const struct kvs_settings *settings = server->settings;
@@ -143,6 +158,7 @@ enum kv_status kvs_remote_listen(struct kvs_server *server)
 	KV_TRY(kv_tcp_listen(settings->listen, &remote->listener, remote->where));
 	kv_info(KVS_MODULE, "workers of other hosts may connect listen=%s tenant=%s", remote->where,
 	    settings->remote_tenant);
+	KV_TRY(trust_network(server));
 	return kv_loop_watch_fd(
 	    server->loop, remote->listener, KV_LOOP_READABLE, on_listener, server, &remote->watch);
 }

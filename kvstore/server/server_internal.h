@@ -12,6 +12,7 @@
 #include "common/transport/secure_channel.h"
 #include "common/transport/tcp_socket.h"
 #include "common/transport/transport.h"
+#include "common/transport/trusted_network.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/engine/engine.h"
 #include "kvstore/server/metrics_table.h"
@@ -57,6 +58,7 @@ enum {
 /* Stands for all workers on other hosts; no user has it. */
 #define KVS_REMOTE_UID UINT32_MAX
 #define KVS_STREAM     "stream" /* their transport */
+#define KVS_BY_UCX     "ucx"    /* the same, and fetches over a line */
 
 #define KVS_MAX_STAGING (UINT64_C(8) << 30)
 
@@ -162,6 +164,8 @@ struct kvs_peer {
 	uint64_t growing_until_ms; /* for memory that the disk tier keeps for a moment */
 	struct kvs_load *load;     /* a prompt that waits for segments from files */
 	bool loaded;               /* it is being served now */
+	bool by_ucx;               /* agreed on: its bytes may go over a line */
+	struct kvs_line *line;     /* NULL: none, or lost */
 };
 
 /* Processes whose connection is gone and whose death would free what is quarantined of them. */
@@ -177,12 +181,15 @@ struct kvs_mourned {
 struct kvs_stats_socket;
 struct kvs_disk;
 struct kvs_load;
+struct kvs_line;
 
 /* Workers on other hosts, until they have shown that they know the secret. */
 struct kvs_remote {
 	int listener; /* -1: none */
 	struct kv_watch *watch;
 	char where[KV_TCP_TEXT];
+	bool trusts; /* the network below holds */
+	struct kv_trusted_network network;
 	uint8_t secret[KV_SECRET_BYTES];
 	struct kv_list arriving; /* the oldest first */
 	uint32_t arriving_count;
@@ -352,6 +359,8 @@ void kvs_peer_job_done(struct kvs_peer *peer);
 void kvs_peer_grown(struct kvs_peer *peer);
 /* The same of a prompt that waited for the disk tier. */
 void kvs_peer_loaded(struct kvs_peer *peer, Kv__Request *request);
+/* What it waited for is there: read it again. */
+void kvs_peer_resume(struct kvs_peer *peer);
 /* Stop reading, send what is queued, close. */
 void kvs_peer_finish(struct kvs_peer *peer);
 
@@ -439,6 +448,17 @@ enum kv_status kvs_handle_commit(struct kvs_peer *, const Kv__Request *, struct 
 /* handle_stream.c: bytes in messages, of peers on other hosts. */
 enum kv_status kvs_handle_fetch(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
 enum kv_status kvs_put_inline(struct kvs_peer *peer, const Kv__PutRequest *put);
+
+/* ---- handle_line.c: the same over UCX, on a trusted network ---- */
+
+enum kv_status kvs_handle_line(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
+/* Where the bytes of one fetch go to. KV_UNSUPPORTED: the peer has no line; KV_LIMIT. */
+enum kv_status kvs_line_room(struct kvs_peer *peer, size_t bytes, uint8_t **room);
+/* Send them. */
+enum kv_status kvs_line_send(struct kvs_peer *peer, uint64_t number, size_t bytes);
+/* Every slot is being sent: its next fetch waits. */
+bool kvs_line_full(const struct kvs_peer *peer);
+void kvs_line_close(struct kvs_peer *peer);
 
 /* ---- workers.c ---- */
 

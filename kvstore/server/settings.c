@@ -8,6 +8,7 @@
 #include "common/transport/machine_memory.h"
 #include "common/transport/secret.h"
 #include "common/transport/tcp_socket.h"
+#include "common/transport/trusted_network.h"
 #include "common/transport/unix_socket.h"
 #include "kvstore/server/http_listen.h"
 #include "kvstore/server/quota.h"
@@ -74,6 +75,16 @@ static const struct kv_option options[] = {
         .unit = "FILE",
         .help = "A line of 64 hexadecimal digits, as kvctl secret prints it, that nobody else may "
                 "read."},
+    {.name = "trusted-network",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(trusted_network),
+        .default_text = "",
+        .unit = "NETWORK",
+        .help = "With listen: an interface (eth1), an IPv4 address or a network (10.0.0.0/24) of "
+                "this host over which workers on other hosts may fetch by UCX (transport=ucx). "
+                "What they fetch goes over it NEITHER ENCRYPTED NOR AUTHENTICATED: name a network "
+                "only when everybody on it may read and change it. Empty for none.",
+        .check = kv_trusted_network_check},
     {.name = "max-workers",
         .kind = KV_OPTION_U32,
         .offset = FIELD(max_workers),
@@ -258,6 +269,11 @@ static const struct kv_option options[] = {
         .flags = KV_OPTION_HIDDEN},
 };
 
+static bool trusts(const struct kvs_settings *settings)
+{
+	return settings->trusted_network && *settings->trusted_network;
+}
+
 static enum kv_status validate(const struct kv_command *command, const void *untyped)
 {
 	const struct kvs_settings *settings = untyped;
@@ -275,6 +291,14 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 		return kv_fail(KV_INVALID,
 		    "listen and secret-file go together: without a secret everybody who reaches the "
 		    "address could use the store");
+	if (trusts(settings) && !(settings->listen && *settings->listen))
+		return kv_fail(KV_INVALID,
+		    "trusted-network is given without listen: it is for workers on other hosts");
+	if (trusts(settings) && settings->isolation)
+		return kv_fail(KV_INVALID,
+		    "isolation=yes and trusted-network=%s: what goes over it is neither encrypted nor "
+		    "authenticated, leave one of them out",
+		    settings->trusted_network);
 	if (settings->isolation && settings->transport == KVS_TRANSPORT_UCX)
 		return kv_fail(KV_INVALID,
 		    "isolation=yes and transport=ucx: UCX is no boundary between users, use "
@@ -304,6 +328,7 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 static enum kv_status look(const struct kv_command *command, const void *untyped)
 {
 	const struct kvs_settings *settings = untyped;
+	struct kv_trusted_network network;
 	uint8_t secret[KV_SECRET_BYTES];
 	enum kv_status status;
 
@@ -311,6 +336,8 @@ static enum kv_status look(const struct kv_command *command, const void *untyped
 	if (!settings->listen || !*settings->listen) return KV_OK;
 	status = kv_secret_read(settings->secret_file, secret);
 	kv_secret_wipe(secret);
+	if (status == KV_OK && trusts(settings))
+		status = kv_trusted_network_find(settings->trusted_network, &network);
 	return status;
 }
 

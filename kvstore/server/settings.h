@@ -18,6 +18,7 @@ struct kvs_settings {
 	const char *socket, *stats_socket, *http_listen;
 	const char *listen, *secret_file; /* for workers on other hosts; NULL or "": none */
 	const char *remote_tenant;
+	const char *trusted_network; /* NULL or "": none, no UCX between hosts */
 	uint64_t memory; /* 0: chosen by kvs_settings_complete */
 	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
 	int transport;   /* enum kvs_transport_choice */

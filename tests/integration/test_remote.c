@@ -137,7 +137,7 @@ static void another_secret_is_told_in_words(void **state)
 	assert_int_equal(run(generate, "another secret"), 1);
 	assert_int_equal(run(without, "--store-secret"), 2);
 	assert_int_equal(run(checked, "missing"), 1);
-	assert_int_equal(run(by_ucx, "encrypted stream"), 2);
+	assert_int_equal(run(by_ucx, "--trusted-network"), 2);
 	assert_int_equal(chmod(other, 0644), 0);
 	assert_int_equal(run(ping, "0644"), 1);
 	unlink(other);

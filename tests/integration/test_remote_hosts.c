@@ -1,4 +1,5 @@
-/* Worker and store on two hosts: two network namespaces and a cable between them, which is cut.
+/* Worker and store on two hosts: two network namespaces and a cable between them, which is cut; by
+ * the encrypted stream, and by UCX where the network is trusted.
  *
  * The program sets both up as root, runs itself inside the worker's, and takes them down whatever
  * comes of it. The store is started in the other one; files and Unix sockets are common to both. */
@@ -145,22 +146,37 @@ static struct store_fixture store;
 static struct serve_fixture worker;
 static struct trial trial;
 static int space_number;
+static bool by_ucx; /* both ends trust the cable */
 
 static bool start_store(void)
 {
-	const char *const arguments[] = {
-	    "--transport=map", "--lease=2s", "--heartbeat=200ms", trial.memory, NULL};
+	char trusted[40];
+	const char *const arguments[] = {"--transport=map", "--lease=2s", "--heartbeat=200ms",
+	    trial.memory, by_ucx ? trusted : NULL, NULL};
 
+	snprintf(trusted, sizeof trusted, "--trusted-network=%s", store_end);
 	return store_fixture_start(&store, arguments);
+}
+
+static int set_up_store(bool trusted)
+{
+	by_ucx = trusted;
+	if (!store_fixture_init(&store)) return -1;
+	store.remote = true;
+	snprintf(store.host, sizeof store.host, "10.213.%d.1", space_number);
+	return start_store() ? 0 : -1;
 }
 
 static int set_up(void **state)
 {
 	(void)state;
-	if (!store_fixture_init(&store)) return -1;
-	store.remote = true;
-	snprintf(store.host, sizeof store.host, "10.213.%d.1", space_number);
-	return start_store() ? 0 : -1;
+	return set_up_store(false);
+}
+
+static int set_up_trusted(void **state)
+{
+	(void)state;
+	return set_up_store(true);
 }
 
 static int tear_down(void **state)
@@ -185,7 +201,8 @@ static void mend(void)
 static void start_worker(void)
 {
 	const char *const arguments[] = {"--store", store.address, "--store-secret", store.secret,
-	    "--call-timeout", "2s", "--fetch-timeout", "1s", "--drain-timeout", "100ms", NULL};
+	    "--call-timeout", "2s", "--fetch-timeout", "1s", "--drain-timeout", "100ms",
+	    by_ucx ? "--transport" : NULL, "ucx", "--trusted-network", worker_end, NULL};
 
 	trial_serve(&worker, &trial, arguments);
 }
@@ -293,12 +310,235 @@ static void a_store_that_dies_behind_a_cut(void **state)
 	interrupt(true);
 }
 
+/* ---- by UCX ---- */
+
+static const char *const *ucx_arguments(void)
+{
+	static char network[40];
+	static const char *arguments[9];
+
+	snprintf(network, sizeof network, "10.213.%d.0/30", space_number);
+	arguments[0] = "--store";
+	arguments[1] = store.address;
+	arguments[2] = "--store-secret";
+	arguments[3] = store.secret;
+	arguments[4] = "--transport";
+	arguments[5] = "ucx";
+	arguments[6] = "--trusted-network";
+	arguments[7] = network;
+	return arguments;
+}
+
+static void the_same_answer_by_ucx(void **state)
+{
+	const char *const inside[] = {"--store", "none", NULL};
+	int32_t *prompt = trial_prompt(&trial, 3, trial.prompt_tokens);
+	json_t *reference = trial_generate(&trial, prompt, trial.prompt_tokens, inside);
+	json_t *cold = trial_generate(&trial, prompt, trial.prompt_tokens, ucx_arguments());
+	json_t *warm = trial_generate(&trial, prompt, trial.prompt_tokens, ucx_arguments());
+	char address[160];
+	const char *const beside[] = {"--store", address, NULL};
+	json_t *local;
+
+	(void)state;
+	snprintf(address, sizeof address, "unix:%s", store.socket);
+	local = trial_generate(&trial, prompt, trial.prompt_tokens, beside);
+	assert_string_equal(json_string_value(json_object_get(cold, "transport")), "ucx");
+	trial_same_bits(reference, cold, "cold, by UCX");
+	assert_int_equal(trial_number(warm, "prefix_hit_tokens"), trial.prompt_tokens - 1);
+	trial_same_bits(local, warm, "warm, by UCX");
+	/* None of it took the other way. */
+	assert_true(store_fixture_stat(&store, "fetched_bytes_total") > 0);
+	assert_int_equal((int)store_fixture_stat(&store, "fetched_bytes_total"),
+	    (int)store_fixture_stat(&store, "fetched_ucx_bytes_total"));
+	json_decref(reference);
+	json_decref(cold);
+	json_decref(warm);
+	json_decref(local);
+	free(prompt);
+}
+
+/* The kvline that this process has started; 0: none. */
+static pid_t kvline_of(pid_t parent)
+{
+	DIR *folder = opendir("/proc");
+	const struct dirent *entry;
+	pid_t found = 0;
+
+	assert_non_null(folder);
+	while (!found && (entry = readdir(folder))) {
+		char path[300], name[32] = "";
+		int pid = 0, started_by = 0;
+		FILE *file;
+
+		snprintf(path, sizeof path, "/proc/%.20s/stat", entry->d_name);
+		file = fopen(path, "r");
+		if (!file) continue;
+		if (fscanf(file, "%d (%31[^)]) %*c %d", &pid, name, &started_by) == 3 &&
+		    started_by == parent && strcmp(name, "kvline") == 0)
+			found = pid;
+		fclose(file);
+	}
+	closedir(folder);
+	return found;
+}
+
+/* How many sockets listen in the network of that process; fails for one at another address than
+ * these. */
+static unsigned count_listeners(pid_t pid, const char *const *addresses)
+{
+	enum { LISTENS = 10 };
+	unsigned count = 0, address, state;
+	char path[64], line[256], text[32];
+	FILE *file;
+
+	snprintf(path, sizeof path, "/proc/%d/net/tcp", (int)pid);
+	file = fopen(path, "r");
+	assert_non_null(file);
+	while (fgets(line, sizeof line, file)) {
+		bool known = false;
+
+		if (sscanf(line, " %*u: %x:%*x %*x:%*x %x", &address, &state) != 2 || state != LISTENS)
+			continue;
+		snprintf(text, sizeof text, "%u.%u.%u.%u", address & 255, address >> 8 & 255,
+		    address >> 16 & 255, address >> 24);
+		for (int i = 0; addresses[i]; i++)
+			known |= strcmp(text, addresses[i]) == 0;
+		if (!known) fail_msg("something listens at %s", text);
+		count++;
+	}
+	fclose(file);
+	snprintf(path, sizeof path, "/proc/%d/net/tcp6", (int)pid);
+	file = fopen(path, "r");
+	while (file && fgets(line, sizeof line, file))
+		if (sscanf(line, " %*u: %*[0-9A-F]:%*x %*[0-9A-F]:%*x %x", &state) == 1)
+			assert_int_not_equal(state, LISTENS);
+	if (file) fclose(file);
+	return count;
+}
+
+static void check_listeners(void)
+{
+	char worker_host[64];
+	const char *const at_store[] = {store.host, NULL};
+	const char *const at_worker[] = {worker_host, "127.0.0.1", NULL};
+
+	snprintf(worker_host, sizeof worker_host, "10.213.%d.2", space_number);
+	/* The store's own, and UCX's. */
+	assert_int_equal(count_listeners(store.pid, at_store), 2);
+	assert_int_equal(count_listeners(worker.pid, at_worker), 2);
+}
+
+/* UCX listens on the trusted network alone; and that its process ends is no end of an answer,
+ * whichever host's it is. */
+static void what_ends_kvline_ends_nothing_else(void **state)
+{
+	int32_t *prompt = trial_prompt(&trial, 4, trial.prompt_tokens);
+	char *body = trial_body(prompt, trial.prompt_tokens, trial.answer_tokens, "");
+	char *long_one = trial_body(prompt, trial.prompt_tokens, 600, "\"stream\":true");
+
+	(void)state;
+	start_worker();
+	json_decref(trial_ask(&worker, body)); /* from here on all of it is found */
+	for (int turn = 0; turn < 2; turn++) {
+		json_t *before = trial_ask(&worker, body), *after;
+		struct serve_call call;
+		struct serve_reply reply;
+		pid_t victim;
+
+		check_listeners();
+		victim = kvline_of(turn ? store.pid : worker.pid);
+		assert_true(victim > 0);
+		assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions", long_one));
+		assert_true(serve_call_tokens(&call, 20));
+		assert_int_equal(kill(victim, SIGKILL), 0);
+		assert_true(serve_call_finish(&call, &reply));
+		assert_int_equal(reply.code, 200);
+		assert_null(strstr(reply.body, "\"error\""));
+		serve_reply_deinit(&reply);
+		after = trial_ask(&worker, body);
+		trial_same_bits(trial_own(before), trial_own(after), "without the line");
+		json_decref(before);
+		json_decref(after);
+		/* A new connection has a new line. */
+		assert_true(serve_fixture_stop(&worker, false));
+		if (!turn) start_worker();
+	}
+	memset(&worker, 0, sizeof worker);
+	assert_true(store_fixture_stat(&store, "fetched_bytes_total") >
+	            store_fixture_stat(&store, "fetched_ucx_bytes_total"));
+	assert_true(store_fixture_stat(&store, "fetched_ucx_bytes_total") > 0);
+	free(prompt);
+	free(body);
+	free(long_one);
+}
+
+static void a_cut_of_five_seconds_by_ucx(void **state)
+{
+	(void)state;
+	interrupt(false);
+	assert_true(store_fixture_stat(&store, "fetched_ucx_bytes_total") > 0);
+}
+
+/* The worker ends with an error that says this, and the code. */
+static void expect_refusal(const char *const *more, const char *word, int code)
+{
+	int32_t *prompt = trial_prompt(&trial, 5, 20);
+	struct process process;
+	char *errors;
+
+	trial_generate_start(&process, &trial, prompt, 20, more);
+	assert_int_equal(process_wait(&process, PATIENCE_MS), code);
+	errors = process_errors(&process);
+	if (!strstr(errors, word)) fail_msg("\"%s\" is not in: %s", word, errors);
+	free(errors);
+	process_deinit(&process);
+	free(prompt);
+}
+
+/* Both ends have to say it. */
+static void who_does_not_trust_is_not_reached(void **state)
+{
+	const char *const *arguments = ucx_arguments();
+	const char *undeclared[9] = {NULL}, *elsewhere[9] = {NULL};
+
+	(void)state;
+	/* The store does not. */
+	expect_refusal(arguments, "--trusted-network", 1);
+	for (int i = 0; i < 8; i++) {
+		if (i < 6) undeclared[i] = arguments[i];
+		elsewhere[i] = i == 7 ? "203.0.113.0/24" : arguments[i];
+	}
+	expect_refusal(undeclared, "--trusted-network", 2);
+	expect_refusal(elsewhere, "203.0.113.0/24", 1);
+	assert_int_equal((int)store_fixture_stat(&store, "workers{state=\"connected\"}"), 0);
+}
+
+/* A worker that names a network over which the store does not reach it is told so at its start. */
+static void another_network_is_told_in_words(void **state)
+{
+	const char *const *arguments = ucx_arguments();
+	const char *loopback[9] = {NULL};
+
+	(void)state;
+	for (int i = 0; i < 8; i++)
+		loopback[i] = i == 7 ? "lo" : arguments[i];
+	expect_refusal(loopback, "does not reach this host", 1);
+}
+
 static int inside(const char *pid, const char *filter)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(the_same_answer_over_a_cable, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(a_cut_of_five_seconds, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(a_store_that_dies_behind_a_cut, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(the_same_answer_by_ucx, set_up_trusted, tear_down),
+	    cmocka_unit_test_setup_teardown(
+	        what_ends_kvline_ends_nothing_else, set_up_trusted, tear_down),
+	    cmocka_unit_test_setup_teardown(a_cut_of_five_seconds_by_ucx, set_up_trusted, tear_down),
+	    cmocka_unit_test_setup_teardown(who_does_not_trust_is_not_reached, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(
+	        another_network_is_told_in_words, set_up_trusted, tear_down),
 	};
 	const long number = strtol(pid, NULL, 10);
 	int failed;

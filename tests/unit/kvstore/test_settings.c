@@ -55,6 +55,27 @@ static void test_refusals(void **state)
 	}
 }
 
+/* It is for remote workers, of a store without isolation. */
+static void test_trusted_network(void **state)
+{
+	static const char *const fine[] = {
+	    "--listen=127.0.0.1:0", "--secret-file=/secret", "--trusted-network=10.0.0.0/24"};
+	static const char *const isolated[] = {"--listen=127.0.0.1:0", "--secret-file=/secret",
+	    "--trusted-network=10.0.0.0/24", "--isolation"};
+	static const char *const wrong[] = {
+	    "--listen=127.0.0.1:0", "--secret-file=/secret", "--trusted-network=10.0.0.0/33"};
+	struct kvs_settings settings;
+
+	(void)state;
+	assert_int_equal(load(fine, 3, &settings), KV_OK);
+	assert_int_equal(load(&fine[2], 1, &settings), KV_INVALID);
+	assert_non_null(strstr(kv_error_message(), "without listen"));
+	assert_int_equal(load(isolated, 4, &settings), KV_INVALID);
+	assert_non_null(strstr(kv_error_message(), "isolation"));
+	assert_int_equal(load(wrong, 3, &settings), KV_INVALID);
+	assert_non_null(strstr(kv_error_message(), "10.0.0.0/33"));
+}
+
 static void test_same_socket(void **state)
 {
 	static const char *const arguments[] = {"--socket=/tmp/a", "--stats-socket=/tmp/a"};
@@ -94,6 +115,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_defaults),
 	    cmocka_unit_test(test_refusals),
+	    cmocka_unit_test(test_trusted_network),
 	    cmocka_unit_test(test_same_socket),
 	    cmocka_unit_test(test_http_without_stats),
 	    cmocka_unit_test(test_too_much_memory),

@@ -160,6 +160,7 @@ static void fill_lists(Kv__Request *request)
 	static Kv__CountersRequest counters;
 	static Kv__ReleaseRequest release;
 	static Kv__FetchRequest fetch;
+	static Kv__LineRequest line;
 
 	switch (request->body_case) {
 	case KV__REQUEST__BODY_PUSH:
@@ -186,7 +187,13 @@ static void fill_lists(Kv__Request *request)
 		fetch.layers = regions;
 		fetch.offsets = offsets;
 		fetch.bytes = sizes;
+		fetch.line_number = UINT64_C(1) << 63;
 		request->fetch = &fetch;
+		return;
+	case KV__REQUEST__BODY_LINE:
+		kv__line_request__init(&line);
+		line.address = data(38);
+		request->line = &line;
 		return;
 	default:
 		kv__release_request__init(&release);
@@ -222,6 +229,7 @@ Kv__Request *sample_request(int index)
 	case KV__REQUEST__BODY_COUNTERS:
 	case KV__REQUEST__BODY_RELEASE:
 	case KV__REQUEST__BODY_FETCH:
+	case KV__REQUEST__BODY_LINE:
 		fill_lists(&request);
 		break;
 	default:

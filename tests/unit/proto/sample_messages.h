@@ -4,7 +4,7 @@
 
 #include "proto/codec.h"
 
-enum { SAMPLE_REQUESTS = 12, SAMPLE_RESPONSES = 7 };
+enum { SAMPLE_REQUESTS = 13, SAMPLE_RESPONSES = 7 };
 
 /* Valid until the next call of the same function. index < SAMPLE_REQUESTS, SAMPLE_RESPONSES. */
 Kv__Request *sample_request(int index);
