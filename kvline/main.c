@@ -13,9 +13,16 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/base/clock.h"
 #include "kvline/kvline.h"
 
-enum { IDLE_MS = 1000, PROGRESS_A_TURN = 64, MOST_DESCRIPTORS = 1024 };
+enum {
+	COMES_UP_MS = 2000,
+	AGAIN_MS = 50,
+	IDLE_MS = 1000,
+	PROGRESS_A_TURN = 64,
+	MOST_DESCRIPTORS = 1024
+};
 
 #define MEMORY_BYTES ((size_t)KV_LINE_SLOTS * KV_LINE_SLOT_BYTES)
 #define HEAD_BYTES   offsetof(struct kv_line_message, text)
@@ -99,6 +106,19 @@ static enum kv_status serve(struct kvline *line)
 	return KV_OK;
 }
 
+/* An interface that has just come up, or whose cable is in again, is not one to UCX for a second.
+ */
+static enum kv_status open_device(struct kvline *line, const char *device, bool rdma)
+{
+	const uint64_t until = kv_now_ms() + COMES_UP_MS;
+	enum kv_status status;
+
+	KV_TRY(kv_ucx_load());
+	while ((status = kv_ucx_open_device(&line->ucx, device, rdma)) != KV_OK && kv_now_ms() < until)
+		(void)poll(NULL, 0, AGAIN_MS);
+	return status;
+}
+
 static enum kv_status run(struct kvline *line, const char *device, const char *address)
 {
 	const bool rdma = strcmp(address, "rdma") == 0;
@@ -107,7 +127,7 @@ static enum kv_status run(struct kvline *line, const char *device, const char *a
 
 	if (memory == MAP_FAILED) return kv_fail(KV_IO, "cannot map the slots: %s", strerror(errno));
 	line->memory = memory;
-	KV_TRY(kv_ucx_open_device(&line->ucx, device, rdma));
+	KV_TRY(open_device(line, device, rdma));
 	if (!rdma) KV_TRY(check_listeners(address));
 	if (line->receives) KV_TRY(kvline_receiver_start(line));
 	return serve(line);
