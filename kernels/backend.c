@@ -2,10 +2,10 @@
 
 #include <string.h>
 
-#include "common/base/log.h"
+#include "kernels/plugin.h"
 
 /* A table with a hole would fail in the middle of a request: refuse it at the start. */
-static enum kv_status check_table(const struct kn_backend_ops *ops)
+enum kv_status kn_backend_check_table(const struct kn_backend_ops *ops)
 {
 	if (ops->abi != KN_BACKEND_ABI)
 		return kv_fail(KV_UNSUPPORTED,
@@ -25,20 +25,41 @@ static enum kv_status check_table(const struct kn_backend_ops *ops)
 	return KV_OK;
 }
 
+static enum kv_status open_with(const struct kn_backend_ops *table,
+    const struct kn_backend_options *options, const struct kn_backend_ops **ops,
+    struct kn_backend **backend)
+{
+	KV_TRY(table->open(options, backend));
+	*ops = table;
+	return KV_OK;
+}
+
+static enum kv_status open_cuda(const struct kn_backend_options *options,
+    const struct kn_backend_ops **ops, struct kn_backend **backend)
+{
+	const struct kn_backend_entry *entry;
+
+	KV_TRY(kn_plugin_open("cuda", options->plugin_folder, &entry));
+	return open_with(entry->ops, options, ops, backend);
+}
+
 enum kv_status kn_backend_open(const char *name, const struct kn_backend_options *options,
     const struct kn_backend_ops **ops, struct kn_backend **backend)
 {
 	if (!name || !options || !options->allocator)
 		return kv_fail(KV_INVALID, "a backend needs a name and an allocator");
-	if (strcmp(name, "cuda") == 0)
-		return kv_fail(KV_UNSUPPORTED,
-		    "backend cuda: this build has no CUDA backend; use --backend=cpu or a build with it");
-	if (strcmp(name, "auto") == 0)
-		kv_info("kernels", "no CUDA backend in this build, using cpu");
-	else if (strcmp(name, "cpu") != 0)
+	int any = strcmp(name, "auto") == 0;
+
+	if (!any && strcmp(name, "cuda") != 0 && strcmp(name, "cpu") != 0)
 		return kv_fail(KV_INVALID, "backend \"%s\" is unknown: use auto, cpu or cuda", name);
-	KV_TRY(check_table(&kn_cpu_ops));
-	KV_TRY(kn_cpu_ops.open(options, backend));
-	*ops = &kn_cpu_ops;
-	return KV_OK;
+	KV_TRY(kn_backend_check_table(&kn_cpu_ops));
+	if (strcmp(name, "cpu") == 0) return open_with(&kn_cpu_ops, options, ops, backend);
+	enum kv_status status = open_cuda(options, ops, backend);
+
+	if (status == KV_OK || status == KV_INVALID) return status;
+	if (!any) return kv_fail_prefix(KV_UNSUPPORTED, "backend cuda");
+	/* A machine without a plug-in is as it should be; one with it has something to tell. */
+	kv_log(status == KV_NOT_FOUND ? KV_LOG_INFO : KV_LOG_WARNING, "kernels",
+	    "no CUDA device, using the CPU: %s", kv_error_message());
+	return open_with(&kn_cpu_ops, options, ops, backend);
 }

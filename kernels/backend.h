@@ -64,6 +64,8 @@ struct kn_backend_options {
 	enum kn_cpu_level cpu_level;    /* AUTO: the best that this machine has */
 	uint32_t max_rows;              /* most rows of one matmul (the prefill chunk) */
 	uint32_t max_columns;           /* widest matmul input, for its scratch memory */
+	const char *plugin_folder;      /* of plug-ins (plugin.h); NULL: the usual ones */
+	uint64_t device_memory;         /* most bytes of a device to use; 0: what is free */
 };
 
 /* X(op, argument struct): the operation table, used for the struct and for the check at open. */
@@ -152,9 +154,9 @@ struct kn_backend_entry {
 };
 #define KN_BACKEND_ENTRY_SYMBOL "kn_backend_entry"
 
-/* Check the table (ABI, no NULL) and open. `name`: "auto", "cpu" or "cuda". "cuda" where this build
- * or machine has none is KV_UNSUPPORTED with the reason; "auto" falls back to cpu with one log
- * line. */
+/* Check the table (ABI, no NULL) and open. `name`: "auto", "cpu" or "cuda". "cuda" where there is
+ * no plug-in or no device is KV_UNSUPPORTED with the reason; "auto" takes cpu then, and logs a
+ * line. KV_INVALID: an option or the name is wrong. */
 enum kv_status kn_backend_open(const char *name, const struct kn_backend_options *options,
     const struct kn_backend_ops **ops, struct kn_backend **backend);
 

@@ -55,6 +55,12 @@ enum {
 	LONGEST_MS = 7 * 24 * 3600 * 1000
 };
 
+static enum kv_status check_folder(const char *folder)
+{
+	if (folder[0] == '\0' || folder[0] == '/') return KV_OK;
+	return kv_fail(KV_INVALID, "plug-in folder \"%s\" must be an absolute path", folder);
+}
+
 static const struct kv_option options[] = {
 	{.name = "model", .kind = KV_OPTION_STRING, .offset = AT(model), .unit = "FILE",
 		.help = "GGUF file of the model (llama or qwen2 architecture), or synthetic:NAME: random "
@@ -62,8 +68,14 @@ static const struct kv_option options[] = {
 		.group = "Model",
 		.flags = KV_OPTION_REQUIRED},
 	{.name = "backend", .kind = KV_OPTION_STRING, .offset = AT(backend), .default_text = "auto",
-		.words = backend_words, .help = "Compute backend; auto is the best of this build.",
+		.words = backend_words,
+		.help = "Compute backend; auto is cuda where there is a device and its plug-in, else cpu.",
 		.commands = WORKING},
+	CHECKED("backend-path", backend_path, "", "FOLDER", check_folder,
+		"Folder of libclusterkv_cuda.so, an absolute path, instead of lib/clusterkv beside this "
+			"program.", WORKING),
+	OTHER(KV_OPTION_SIZE, "device-memory", device_memory, "0",
+		"Most memory of a GPU to use; 0: what is free when the worker starts.", WORKING, 0, 0),
 	WORD("precision", precision, "default", precision_words,
 		"fp32 keeps activations in float (slow, for tests) and implies --kv-type f32.", WORKING),
 	WORD("kv-type", kv_type, "auto", kv_type_words,

@@ -25,6 +25,8 @@ enum gw_command_bit {
 struct gw_settings {
 	/* model and backend */
 	const char *model, *backend;
+	const char *backend_path;        /* "": where the installation has plug-ins */
+	uint64_t device_memory;
 	int precision, kv_type;          /* words: default fp32; auto f16 f32 */
 	uint32_t threads, chunk, max_batch;
 	int cpu_level;                   /* words: auto plain avx2 avx512 */

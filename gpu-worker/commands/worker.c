@@ -30,14 +30,15 @@ static enum kv_status open_backend(struct gw_worker *worker, const struct gw_ggu
 	options.allocator = worker->allocator;
 	options.threads = s->threads;
 	options.cpu_level = (enum kn_cpu_level)s->cpu_level;
+	options.plugin_folder = s->backend_path[0] != '\0' ? s->backend_path : NULL;
+	options.device_memory = s->device_memory;
 	KV_TRY(gw_model_read_shape(file, &shape));
 	options.max_rows = larger(s->chunk, KN_MAX_DECODE_ROWS);
 	options.max_columns =
 		larger(larger(shape.hidden, shape.feed_forward), shape.heads * shape.head_dim);
 	status = kn_backend_open(s->backend, &options, &worker->ops, &worker->backend);
-	if (status == KV_UNSUPPORTED && s->cpu_level != KN_CPU_AUTO)
+	if (status == KV_UNSUPPORTED && s->cpu_level != KN_CPU_AUTO && strcmp(s->backend, "cuda") != 0)
 		return kv_fail_prefix(KV_USAGE, "--cpu-level");
-	if (status == KV_UNSUPPORTED) return kv_fail_prefix(KV_USAGE, "--backend %s", s->backend);
 	KV_TRY(status);
 	return worker->ops->stream_create(worker->backend, &worker->stream);
 }

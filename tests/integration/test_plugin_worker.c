@@ -1,0 +1,75 @@
+/* A worker on a plug-in gives the cpu backend's answer, inside its process and over each transport.
+ * The argument is the plug-in's name: discrete gives the same bits, others the same tokens. */
+#include "tests/lib/trial.h"
+
+enum { PROMPT = 900, ANSWER = 120 };
+
+static const char *plugin = "discrete";
+static struct trial trial;
+static struct store_fixture store;
+static int32_t *prompt;
+static json_t *reference;
+
+static json_t *answer(const char *transport, const char *backend)
+{
+	char folder[512];
+	struct trial_arguments arguments = {0};
+	const char *const on[] = {"--backend", backend, "--backend-path", folder, "--cache",
+	    trial.small_cache, "--precision", "fp32", NULL};
+	const char *const inside[] = {"--store", "none", "--local-memory", "1GiB", NULL};
+	json_t *report;
+
+	snprintf(folder, sizeof folder, "%s/%s", KVT_PLUGINS, plugin);
+	trial_add(&arguments, on);
+	if (transport == NULL) {
+		trial_add(&arguments, inside);
+		return trial_generate(&trial, prompt, PROMPT, arguments.all);
+	}
+	const char *const listen[] = {"--transport", transport, trial.memory, NULL};
+
+	assert_true(store_fixture_init(&store));
+	assert_true(store_fixture_start(&store, listen));
+	const char *const outside[] = {"--store", store.address, "--transport", transport, NULL};
+
+	trial_add(&arguments, outside);
+	report = trial_generate(&trial, prompt, PROMPT, arguments.all);
+	assert_true(store_fixture_deinit(&store, false));
+	memset(&store, 0, sizeof store);
+	return report;
+}
+
+static void the_answer_is_the_cpu_backends(void **state)
+{
+	static const char *const transports[] = {NULL, "map", "ucx"};
+
+	(void)state;
+	for (unsigned i = 0; i < 3; i++) {
+		json_t *report = answer(transports[i], "cuda");
+		const char *where = transports[i] != NULL ? transports[i] : "inside";
+
+		assert_int_equal(json_array_size(json_object_get(report, "tokens")), ANSWER);
+		assert_true(trial_cache(report, "miss_bytes") > 0);
+		if (strcmp(plugin, "discrete") == 0)
+			trial_same_bits(reference, report, where);
+		else
+			trial_same_to_rounding(reference, report, true, where);
+		json_decref(report);
+	}
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {cmocka_unit_test(the_answer_is_the_cpu_backends)};
+	int failed;
+
+	if (argc > 1) plugin = argv[1];
+	if (!trial_init(&trial, "tiny_llama")) return 77;
+	trial.answer_tokens = ANSWER;
+	prompt = trial_prompt(&trial, 1, PROMPT);
+	reference = answer(NULL, "cpu");
+	failed = cmocka_run_group_tests(tests, NULL, NULL);
+	json_decref(reference);
+	free(prompt);
+	trial_deinit(&trial);
+	return failed;
+}
