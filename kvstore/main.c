@@ -96,6 +96,7 @@ int main(int argc, char **argv)
 		return exit_code;
 	kv_log_set_level((enum kv_log_level)daemon.settings.log_level);
 	kv_log_never_wait();
+	kvs_settings_warn_ignored(daemon.config, &daemon.settings);
 	kv_transport_prepare();
 	status = kv_fault_configure(daemon.settings.faults, fault_points);
 	exit_code = kv_exit_code(&kvs_program, status == KV_OK ? run(&daemon) : KV_USAGE);

@@ -29,6 +29,9 @@ enum kv_status kv_process_prepare(void)
 
 	sigaction(SIGPIPE, &ignore, NULL);
 	sigaction(SIGXFSZ, &ignore, NULL);
+	/* Meant for some other program: no reason to end. */
+	sigaction(SIGUSR1, &ignore, NULL);
+	sigaction(SIGUSR2, &ignore, NULL);
 	return open_streams();
 }
 

@@ -1,14 +1,15 @@
 #include "common/runtime/event_loop.h"
 
+#include "common/base/log.h"
 #include "common/collect/list.h"
 
 #include <signal.h>
 #include <stdatomic.h>
 #include <uv.h>
 
-enum { SIGNAL_COUNT = 3 };
+enum { SIGNAL_COUNT = 5 };
 
-static const int watched_signals[SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGHUP};
+static const int watched_signals[SIGNAL_COUNT] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2};
 
 /* Starts each object that the loop owns; `handle.data` of libuv points here. */
 struct owned {
@@ -65,6 +66,7 @@ struct kv_loop {
 	void *before_block_context;
 	kv_loop_signal_callback on_signal;
 	void *signal_context;
+	struct kv_log_limit signal_log;
 	struct work_item work[KV_LOOP_WORK_LIMIT];
 };
 
@@ -415,7 +417,11 @@ static void on_signal(uv_signal_t *handle, int signal_number)
 {
 	struct kv_loop *loop = handle->data;
 
-	loop->on_signal(loop->signal_context, signal_number);
+	if (signal_number == SIGUSR1 || signal_number == SIGUSR2)
+		kv_warning_limited(&loop->signal_log, "loop", "ignored %s: it means nothing here",
+		    signal_number == SIGUSR1 ? "SIGUSR1" : "SIGUSR2");
+	else
+		loop->on_signal(loop->signal_context, signal_number);
 }
 
 enum kv_status kv_loop_signals(

@@ -99,7 +99,7 @@ enum kv_status kv_loop_work(
     struct kv_loop *loop, kv_loop_callback work, kv_loop_callback done, void *context);
 
 /* SIGTERM, SIGINT and SIGHUP arrive as callbacks, and are ignored once the loop is destroyed;
- * SIGPIPE is ignored by the process from here on. */
+ * SIGUSR1 and SIGUSR2 are a line in the log; SIGPIPE is ignored by the process from here on. */
 enum kv_status kv_loop_signals(
     struct kv_loop *loop, kv_loop_signal_callback callback, void *context);
 

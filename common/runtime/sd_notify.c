@@ -17,13 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum {
-	MESSAGE_SIZE = 512,
-	FIRST_LISTEN_FD = 3,
-	LISTEN_FD_LIMIT = 1024,
-	RETRY_MS = 2,
-	STORE_MS = 1000
-};
+enum { MESSAGE_SIZE = 512, FIRST_LISTEN_FD = 3, LISTEN_FD_LIMIT = 1024, RETRY_MS = 2 };
 
 struct kv_sd_notify {
 	struct kv_allocator *allocator;
@@ -202,12 +196,11 @@ uint64_t kv_sd_watchdog_ms(const struct kv_sd_notify *notify)
 }
 
 static enum kv_status send_fd_message(
-    struct kv_sd_notify *notify, const char *head, const char *name, int fd)
+    struct kv_sd_notify *notify, const char *head, const char *name, int fd, uint64_t deadline_ms)
 {
 	static const char allowed[] =
 	    "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_";
 	const struct timespec pause = {.tv_nsec = RETRY_MS * 1000000L};
-	const uint64_t deadline = kv_now_ms() + STORE_MS;
 	char message[MESSAGE_SIZE];
 	int sent;
 
@@ -220,7 +213,7 @@ static enum kv_status send_fd_message(
 	snprintf(message, sizeof message, "%s=1\nFDNAME=%s", head, name);
 	/* The queue holds few messages, and there may be a descriptor for each of many regions. */
 	while ((sent = send_message(notify, message, fd)) < 0 &&
-	       (errno == EAGAIN || errno == ENOBUFS) && kv_now_ms() < deadline)
+	       (errno == EAGAIN || errno == ENOBUFS) && kv_now_ms() < deadline_ms)
 		nanosleep(&pause, NULL);
 	if (sent < 0)
 		return kv_fail(
@@ -228,15 +221,16 @@ static enum kv_status send_fd_message(
 	return KV_OK;
 }
 
-enum kv_status kv_sd_store_fd(struct kv_sd_notify *notify, const char *name, int fd)
+enum kv_status kv_sd_store_fd(
+    struct kv_sd_notify *notify, const char *name, int fd, uint64_t deadline_ms)
 {
 	if (fd < 0) return kv_fail(KV_INVALID, "%d is not a descriptor", fd);
-	return send_fd_message(notify, "FDSTORE", name, fd);
+	return send_fd_message(notify, "FDSTORE", name, fd, deadline_ms);
 }
 
-enum kv_status kv_sd_remove_fd(struct kv_sd_notify *notify, const char *name)
+enum kv_status kv_sd_remove_fd(struct kv_sd_notify *notify, const char *name, uint64_t deadline_ms)
 {
-	return send_fd_message(notify, "FDSTOREREMOVE", name, -1);
+	return send_fd_message(notify, "FDSTOREREMOVE", name, -1, deadline_ms);
 }
 
 /* How many descriptors are passed to this process; 0 where none or too many are. */

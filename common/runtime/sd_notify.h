@@ -44,10 +44,12 @@ void kv_sd_status(struct kv_sd_notify *notify, const char *format, ...)
 uint64_t kv_sd_watchdog_ms(const struct kv_sd_notify *notify);
 
 /* Have the manager keep a descriptor over a restart under `name` (letters, digits, - and _), or
- * drop all of that name. Waits up to a second for a manager that is busy. KV_UNSUPPORTED when there
- * is no manager. */
-enum kv_status kv_sd_store_fd(struct kv_sd_notify *notify, const char *name, int fd);
-enum kv_status kv_sd_remove_fd(struct kv_sd_notify *notify, const char *name);
+ * drop all of that name. Waits for a manager that is busy, until the deadline (kv_now_ms), which is
+ * that of a whole row of them. KV_UNSUPPORTED when there is no manager. */
+enum { KV_SD_PATIENCE_MS = 1000 };
+enum kv_status kv_sd_store_fd(
+    struct kv_sd_notify *notify, const char *name, int fd, uint64_t deadline_ms);
+enum kv_status kv_sd_remove_fd(struct kv_sd_notify *notify, const char *name, uint64_t deadline_ms);
 
 /* Descriptors that the manager hands to this process (LISTEN_FDS, LISTEN_FDNAMES, LISTEN_PID): call
  * `take` for each with its name ("unknown" without one); it then owns the descriptor, which is set

@@ -31,6 +31,13 @@ void kv_text_reset(struct kv_text_buffer *text)
 	if (text->data) text->data[0] = '\0';
 }
 
+void kv_text_cut(struct kv_text_buffer *text, size_t length)
+{
+	if (length >= text->length) return;
+	text->length = length;
+	text->data[length] = '\0';
+}
+
 /* Make room for `more` bytes and the NUL; false sets the sticky status. */
 static bool reserve(struct kv_text_buffer *text, size_t more)
 {

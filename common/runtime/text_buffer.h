@@ -33,6 +33,9 @@ void kv_text_deinit(struct kv_text_buffer *text);
 /* Empty it and clear the status, keeping the memory. */
 void kv_text_reset(struct kv_text_buffer *text);
 
+/* Leave the first `length` bytes; no effect when there are fewer. */
+void kv_text_cut(struct kv_text_buffer *text, size_t length);
+
 void kv_text_append(struct kv_text_buffer *text, const char *bytes, size_t size);
 void kv_text_put(struct kv_text_buffer *text, const char *string);
 void kv_text_repeat(struct kv_text_buffer *text, char byte, size_t count);

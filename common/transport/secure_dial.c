@@ -2,13 +2,17 @@
 
 #include <errno.h>
 #include <poll.h>
+#include <pthread.h>
+#include <stdio.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
+#include "common/memory/allocator.h"
 #include "common/transport/tcp_socket.h"
 
-enum { SLICE_MS = 100 };
+enum { SLICE_MS = 100, ERROR_TEXT = 256 };
 
 static enum kv_status wait_for(const struct kv_secure_dial *dial, int socket, short events,
     uint64_t deadline_ms, const char *what)
@@ -78,6 +82,105 @@ static enum kv_status shake_hands(
 	return KV_OK;
 }
 
+/* ---- the name ---- */
+
+/* A look-up that may outlive who asked for it: the resolver cannot be interrupted. The last of both
+ * sides frees it; nothing of the caller's is in it. */
+struct look_up {
+	pthread_mutex_t lock;
+	pthread_cond_t changed;
+	bool done, left; /* by the resolver's thread, by the caller */
+	struct addrinfo *found;
+	uint32_t count;
+	enum kv_status status;
+	char text[ERROR_TEXT];
+	char address[]; /* a copy */
+};
+
+static void free_look_up(struct look_up *look_up)
+{
+	if (look_up->found) kv_tcp_forget(look_up->found);
+	pthread_cond_destroy(&look_up->changed);
+	pthread_mutex_destroy(&look_up->lock);
+	kv_free(kv_heap(), look_up);
+}
+
+static void *run_look_up(void *context)
+{
+	struct look_up *look_up = context;
+	struct addrinfo *found = NULL;
+	uint32_t count = 0;
+	const enum kv_status status = kv_tcp_look_up(look_up->address, &found, &count);
+	bool left;
+
+	pthread_mutex_lock(&look_up->lock);
+	look_up->status = status;
+	look_up->found = found;
+	look_up->count = count;
+	if (status != KV_OK) snprintf(look_up->text, sizeof look_up->text, "%s", kv_error_message());
+	look_up->done = true;
+	left = look_up->left;
+	pthread_cond_signal(&look_up->changed);
+	pthread_mutex_unlock(&look_up->lock);
+	if (left) free_look_up(look_up);
+	return NULL;
+}
+
+static struct look_up *start_look_up(const char *address)
+{
+	struct look_up *look_up = kv_alloc_zero(kv_heap(), sizeof *look_up + strlen(address) + 1);
+	pthread_condattr_t monotonic;
+	pthread_t thread;
+
+	if (!look_up) return NULL;
+	memcpy(look_up->address, address, strlen(address) + 1);
+	pthread_mutex_init(&look_up->lock, NULL);
+	pthread_condattr_init(&monotonic);
+	pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
+	pthread_cond_init(&look_up->changed, &monotonic);
+	pthread_condattr_destroy(&monotonic);
+	if (pthread_create(&thread, NULL, run_look_up, look_up) != 0) {
+		free_look_up(look_up);
+		return NULL;
+	}
+	pthread_detach(thread);
+	return look_up;
+}
+
+static void wait_some(struct look_up *look_up)
+{
+	const uint64_t until = kv_now_ms() + SLICE_MS;
+	const struct timespec time = {
+	    .tv_sec = (time_t)(until / 1000), .tv_nsec = (long)(until % 1000) * 1000000};
+
+	pthread_cond_timedwait(&look_up->changed, &look_up->lock, &time);
+}
+
+/* As kv_tcp_look_up, but whoever gives up does not wait for the resolver. */
+static enum kv_status find_host(
+    const struct kv_secure_dial *dial, struct addrinfo **found, uint32_t *count)
+{
+	struct look_up *look_up = dial->cancelled ? start_look_up(dial->address) : NULL;
+	enum kv_status status;
+	bool done;
+
+	if (!look_up) return kv_tcp_look_up(dial->address, found, count);
+	pthread_mutex_lock(&look_up->lock);
+	while (!look_up->done && !dial->cancelled(dial->context))
+		wait_some(look_up);
+	done = look_up->done;
+	look_up->left = !done;
+	pthread_mutex_unlock(&look_up->lock);
+	if (!done) return kv_fail(KV_CANCELLED, "closing");
+	*found = look_up->found;
+	*count = look_up->count;
+	look_up->found = NULL;
+	status = look_up->status;
+	if (status != KV_OK) status = kv_fail(status, "%s", look_up->text);
+	free_look_up(look_up);
+	return status;
+}
+
 enum kv_status kv_secure_dial(
     const struct kv_secure_dial *dial, int *socket, struct kv_secure **secure)
 {
@@ -88,7 +191,7 @@ enum kv_status kv_secure_dial(
 	uint32_t count = 0;
 	int made = -1;
 
-	KV_TRY(kv_tcp_look_up(dial->address, &found, &count));
+	KV_TRY(find_host(dial, &found, &count));
 	deadline_ms = kv_now_ms() + dial->timeout_ms;
 	if (dial->found) dial->found(dial->context, deadline_ms);
 	status = connect_any(dial, found, count, deadline_ms, &made);

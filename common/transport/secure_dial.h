@@ -1,6 +1,7 @@
 /* Connect to a store on another host: TCP, to one of its name's addresses after the other until one
  * takes the connection, then the handshake, with one deadline for all of it. Its time begins after
- * the name's look-up: that is the system resolver's, and takes as long as it does. */
+ * the name's look-up: that is the system resolver's, and takes as long as it does. It cannot be
+ * interrupted: where it may be given up it runs in a thread of its own, which is left behind. */
 #ifndef KV_COMMON_TRANSPORT_SECURE_DIAL_H
 #define KV_COMMON_TRANSPORT_SECURE_DIAL_H
 

@@ -106,6 +106,32 @@ static enum kv_status bind_socket(int descriptor, const struct sockaddr_un *addr
 	    "cannot make the socket %s: %s", address->sun_path, strerror(errno));
 }
 
+enum kv_status kv_unix_listen_check(const char *path)
+{
+	struct sockaddr_un address, folder;
+	struct stat facts;
+	char *slash;
+
+	KV_TRY(fill_address(path, &address));
+	folder = address;
+	slash = strrchr(folder.sun_path, '/');
+	if (slash)
+		slash[slash == folder.sun_path] = '\0';
+	else
+		strcpy(folder.sun_path, ".");
+	if (stat(folder.sun_path, &facts) != 0 || !S_ISDIR(facts.st_mode))
+		return kv_fail(KV_IO,
+		    "the socket %s cannot be made: its directory is not there: make it, or choose another "
+		    "path",
+		    path);
+	if (faccessat(AT_FDCWD, folder.sun_path, W_OK | X_OK, AT_EACCESS) != 0)
+		return kv_fail(
+		    KV_REFUSED, "the socket %s cannot be made: its directory: %s", path, strerror(errno));
+	if (lstat(address.sun_path, &facts) == 0 && !S_ISSOCK(facts.st_mode))
+		return kv_fail(KV_EXISTS, "%s exists and is no socket: choose another path", path);
+	return KV_OK;
+}
+
 enum kv_status kv_unix_listen(const char *path, uint32_t mode, int *socket)
 {
 	struct sockaddr_un address;

@@ -18,6 +18,10 @@ enum { KV_UNIX_BACKLOG = 64, KV_UNIX_MODE = 0660 };
 /* KV_OK when a socket can have this path; else KV_INVALID, as from those below. */
 enum kv_status kv_unix_path_check(const char *path);
 
+/* Could this process listen at `path`, or could it if the one that does did not? Changes nothing;
+ * fails as kv_unix_listen does. */
+enum kv_status kv_unix_listen_check(const char *path);
+
 /* Listen at `path` with file mode `mode` (KV_UNIX_MODE). A socket left behind by a dead process is
  * removed; KV_EXISTS when somebody answers there, or when the path is something other than a
  * socket. KV_INVALID: the path is empty or longer than a socket address holds. KV_IO. */

@@ -169,7 +169,10 @@ static void on_signal(void *context, int signal_number)
 	struct serving *serving = context;
 	uint64_t now = kv_loop_now_ms(serving->loop);
 
-	if (signal_number == SIGHUP) return;
+	if (signal_number == SIGHUP) {
+		kv_info("serve", "ignored SIGHUP: options are read at the start");
+		return;
+	}
 	if (serving->stopping) {
 		if (now < serving->asked_ms + SAME_WISH_MS) return;
 		kv_warning("serve", "second signal: ending at once");

@@ -5,7 +5,7 @@
 #include "common/base/clock.h"
 #include "kvstore/ctl/ctl.h"
 
-enum { ANSWER_LIMIT = 8 << 20, HEADING_EVERY = 20 };
+enum { ANSWER_LIMIT = 8 << 20, HEADING_EVERY = 20, ERROR_TEXT = 512 };
 
 /* What one line of `stat --interval` shows: rates are differences, the others as they are. */
 struct sample {
@@ -103,24 +103,40 @@ enum kv_status ctl_stat(const struct ctl_settings *settings)
 	return status;
 }
 
-enum kv_status ctl_ready(const struct ctl_settings *settings)
+/* Ask until it is ready, or the time is up: then the last real answer stands. One that was waited
+ * for only as long as there was time says nothing. */
+static enum kv_status ask_until_ready(
+    const struct ctl_settings *settings, struct kv_text_buffer *answer)
 {
 	uint64_t deadline = kv_now_ms() + (uint64_t)(settings->wait * 1000.0);
 	struct ctl_settings once = *settings;
-	struct kv_text_buffer answer;
-	enum kv_status status;
+	enum kv_status last = KV_OK, status;
+	char text[ERROR_TEXT] = "";
 
-	kv_text_init(&answer, kv_heap(), ANSWER_LIMIT);
 	for (;;) {
 		uint64_t now = kv_now_ms();
 
 		/* A store that hangs must not make this longer than was asked for, if anything was. */
 		if (settings->wait > 0 && deadline < now + settings->timeout_ms)
 			once.timeout_ms = deadline > now ? deadline - now : 1;
-		status = ctl_ask(&once, "ready", &answer);
-		if (status == KV_OK || kv_now_ms() >= deadline) break;
+		status = ctl_ask(&once, "ready", answer);
+		if (status == KV_OK) return KV_OK;
+		if (status != KV_TIMEOUT || once.timeout_ms == settings->timeout_ms || last == KV_OK) {
+			last = status;
+			snprintf(text, sizeof text, "%s", kv_error_message());
+		}
+		if (kv_now_ms() >= deadline) return kv_fail(last, "%s", text);
 		ctl_pause(0.05);
 	}
+}
+
+enum kv_status ctl_ready(const struct ctl_settings *settings)
+{
+	struct kv_text_buffer answer;
+	enum kv_status status;
+
+	kv_text_init(&answer, kv_heap(), ANSWER_LIMIT);
+	status = ask_until_ready(settings, &answer);
 	if (settings->json) {
 		kv_text_reset(&answer);
 		kv_text_printf(&answer, "{\"ready\":%s", status == KV_OK ? "true" : "false");

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <limits.h>
 #include <stdio.h>
 #include <string.h>
 #include <sys/file.h>
@@ -63,6 +64,46 @@ enum kv_status kvs_disk_open(const char *path, struct kvs_disk_folder *folder)
 	}
 	*folder = opened;
 	return KV_OK;
+}
+
+/* It is not there: can it be made? */
+static enum kv_status check_parent(const char *path)
+{
+	char parent[PATH_MAX];
+	char *slash;
+
+	if (strlen(path) >= sizeof parent) {
+		errno = ENAMETOOLONG;
+		return folder_failure("made", path);
+	}
+	strcpy(parent, path);
+	slash = strrchr(parent, '/');
+	/* As mkdir, it forgives one at the end. */
+	while (slash && slash > parent && !slash[1]) {
+		*slash = '\0';
+		slash = strrchr(parent, '/');
+	}
+	if (slash)
+		slash[slash == parent] = '\0';
+	else
+		strcpy(parent, ".");
+	if (faccessat(AT_FDCWD, parent, W_OK | X_OK, AT_EACCESS) != 0)
+		return folder_failure("made", path);
+	return KV_OK;
+}
+
+enum kv_status kvs_disk_check(const char *path)
+{
+	const int descriptor = open(path, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+	enum kv_status status;
+
+	if (descriptor < 0 && errno == ENOENT) return check_parent(path);
+	if (descriptor < 0) return folder_failure("opened", path);
+	status = check_owner(descriptor, path);
+	if (status == KV_OK && faccessat(AT_FDCWD, path, R_OK | W_OK | X_OK, AT_EACCESS) != 0)
+		status = folder_failure("used", path);
+	close(descriptor);
+	return status;
 }
 
 void kvs_disk_close(struct kvs_disk_folder *folder)

@@ -30,6 +30,8 @@ struct kvs_disk_folder {
  * KV_REFUSED: others may write to it. */
 enum kv_status kvs_disk_open(const char *path, struct kvs_disk_folder *folder);
 void kvs_disk_close(struct kvs_disk_folder *folder);
+/* Could this process open it, if nobody else had? Changes nothing; fails as kvs_disk_open does. */
+enum kv_status kvs_disk_check(const char *path);
 
 /* The name of a key's file. */
 void kvs_disk_name(const uint8_t key[KVW_KEY_BYTES], char name[KVS_DISK_NAME]);

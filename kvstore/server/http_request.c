@@ -3,12 +3,22 @@
 #include <stdbool.h>
 #include <string.h>
 
-static const char method[] = "GET ";
-enum { METHOD_BYTES = sizeof method - 1, VERSION_BYTES = 8 };
+static const char *const methods[] = {"GET ", "HEAD "};
+enum { METHODS = sizeof methods / sizeof methods[0], VERSION_BYTES = 8 };
 
 int kvs_http_begins(const char *bytes, size_t length)
 {
-	return memcmp(bytes, method, length < METHOD_BYTES ? length : METHOD_BYTES) == 0;
+	for (size_t i = 0; i < METHODS; i++) {
+		const size_t whole = strlen(methods[i]);
+
+		if (memcmp(bytes, methods[i], length < whole ? length : whole) == 0) return 1;
+	}
+	return 0;
+}
+
+int kvs_http_is_head(const char *bytes)
+{
+	return bytes[0] == methods[1][0];
 }
 
 /* One line without its end, which is CR LF, or LF alone as some send it. */
@@ -70,15 +80,15 @@ static int take_path(const char *start, size_t length, struct kvs_http_request *
 static int take_request_line(const struct line *line, struct kvs_http_request *request)
 {
 	const char *version = line->start + line->length - VERSION_BYTES;
+	const size_t method = kvs_http_is_head(line->start) ? strlen(methods[1]) : strlen(methods[0]);
 
-	if (line->length < METHOD_BYTES + 1 + 1 + VERSION_BYTES) return 400;
-	if (memcmp(line->start, method, METHOD_BYTES) != 0) return 400;
+	if (line->length < method + 1 + 1 + VERSION_BYTES) return 400;
+	if (!kvs_http_begins(line->start, method)) return 400;
 	if (version[-1] != ' ' || memcmp(version, "HTTP/", 5) != 0) return 400;
 	if (memcmp(version, "HTTP/1.1", VERSION_BYTES) != 0 &&
 	    memcmp(version, "HTTP/1.0", VERSION_BYTES) != 0)
 		return 505;
-	return take_path(
-	    line->start + METHOD_BYTES, (size_t)(version - 1 - (line->start + METHOD_BYTES)), request);
+	return take_path(line->start + method, (size_t)(version - 1 - (line->start + method)), request);
 }
 
 int kvs_http_parse(const char *bytes, size_t length, struct kvs_http_request *request)

@@ -1,7 +1,7 @@
-/* The head of an HTTP GET request: pure, so that it can be fuzzed.
+/* The head of an HTTP request: pure, so that it can be fuzzed.
  *
- * Only what a scraper, curl or a browser sends is understood: GET, HTTP/1.0 or 1.1, no body.
- * Anything else is refused, and each connection serves one request.
+ * Only what a scraper, curl or a browser sends is understood: GET or HEAD, HTTP/1.0 or 1.1, no
+ * body. Anything else is refused, and each connection serves one request.
  */
 #ifndef KVS_SERVER_HTTP_REQUEST_H
 #define KVS_SERVER_HTTP_REQUEST_H
@@ -20,6 +20,9 @@ struct kvs_http_request {
 
 /* Do these first bytes of a connection (at least one) begin an HTTP request, or may they still? */
 int kvs_http_begins(const char *bytes, size_t length);
+
+/* Is it HEAD: an answer without its body? Of bytes for which the above is true. */
+int kvs_http_is_head(const char *bytes);
 
 /* 0: the head has not come whole; 200: it has, and `request` is set; else the status to refuse it
  * with: 400 (not a request), 414 (the path is too long), 431 (the head is), 505 (another version).

@@ -54,8 +54,8 @@ enum kv_status kvs_quotas_check_chosen(const char *name)
 {
 	KV_TRY(kvs_quotas_check_name(name));
 	if (!is_somebody(name)) return KV_OK;
-	return kv_fail(KV_INVALID,
-	    "\"%s\" is the tenant of the user with that number: choose another name", name);
+	return kv_fail(
+	    KV_INVALID, "\"%s\" is the tenant of the user with that number: choose another name", name);
 }
 
 static enum kv_status add_user(char *item, struct kvs_quotas *quotas)
@@ -139,6 +139,32 @@ enum kv_status kvs_quotas_parse(
 		KV_TRY(add_limit(item, memory, quotas));
 	}
 	quotas->named = quotas->user_count + quotas->quota_count > 0 || quotas->others > 0;
+	return KV_OK;
+}
+
+/* Who is called so? */
+static bool is_tenant(const struct kvs_quotas *quotas, const char *name, const char *remote_tenant)
+{
+	char own[KVS_MAX_TENANT];
+	uint32_t uid = 0;
+
+	if (remote_tenant && strcmp(name, remote_tenant) == 0) return true;
+	for (uint32_t i = 0; i < quotas->user_count; i++)
+		if (strcmp(name, quotas->users[i].name) == 0) return true;
+	if (!is_somebody(name) || kv_parse_u32(strchr(name, '-') + 1, &uid) != KV_OK) return false;
+	/* A user who has another name is not called by the number. */
+	kvs_quotas_tenant(quotas, uid, own);
+	return strcmp(name, own) == 0;
+}
+
+enum kv_status kvs_quotas_check_known(const struct kvs_quotas *quotas, const char *remote_tenant)
+{
+	for (uint32_t i = 0; i < quotas->quota_count; i++)
+		if (!is_tenant(quotas, quotas->names[i], remote_tenant))
+			return kv_fail(KV_INVALID,
+			    "tenant-quota names the tenant \"%s\", and nobody is called so: name a user in "
+			    "tenants, or give uid-N of one who has no name",
+			    quotas->names[i]);
 	return KV_OK;
 }
 

@@ -32,6 +32,8 @@ struct kvs_quotas {
  * may be NULL or "". KV_INVALID. Quotas point into `quotas`, which must not move afterwards. */
 enum kv_status kvs_quotas_parse(
     const char *tenants, const char *limits, uint64_t memory, struct kvs_quotas *quotas);
+/* KV_INVALID when a quota is for a name that nobody has; remote_tenant NULL: no other hosts. */
+enum kv_status kvs_quotas_check_known(const struct kvs_quotas *quotas, const char *remote_tenant);
 enum kv_status kvs_quotas_check_tenants(const char *text);
 enum kv_status kvs_quotas_check_limits(const char *text);
 enum kv_status kvs_quotas_check_name(const char *name);

@@ -10,13 +10,16 @@
 #include "common/transport/tcp_socket.h"
 #include "common/transport/trusted_network.h"
 #include "common/transport/unix_socket.h"
+#include "kvstore/disk/disk_folder.h"
 #include "kvstore/server/http_listen.h"
 #include "kvstore/server/quota.h"
 #include "proto/wire_layout.h"
 
-#define DEFAULT_MEMORY (UINT64_C(4) << 30)
-#define LEAST_MEMORY   (UINT64_C(1) << 20)
-#define LEAST_DISK     (UINT64_C(1) << 20)
+#define DEFAULT_MEMORY       (UINT64_C(4) << 30)
+#define LEAST_MEMORY         (UINT64_C(1) << 20)
+#define LEAST_DISK           (UINT64_C(1) << 20)
+#define DEFAULT_SOCKET       "/run/clusterkv/kvstored.sock"
+#define DEFAULT_STATS_SOCKET "/run/clusterkv/stats.sock"
 
 static const char *const transport_words[] = {"auto", "ucx", "map", NULL};
 static const char *const verify_words[] = {"off", "commit", "fetch", NULL};
@@ -39,7 +42,7 @@ static const struct kv_option options[] = {
     {.name = "socket",
         .kind = KV_OPTION_STRING,
         .offset = FIELD(socket),
-        .default_text = "/run/clusterkv/kvstored.sock",
+        .default_text = DEFAULT_SOCKET,
         .unit = "PATH",
         .group = "Sockets",
         .help = "Unix socket that workers connect to.",
@@ -47,7 +50,7 @@ static const struct kv_option options[] = {
     {.name = "stats-socket",
         .kind = KV_OPTION_STRING,
         .offset = FIELD(stats_socket),
-        .default_text = "/run/clusterkv/stats.sock",
+        .default_text = DEFAULT_STATS_SOCKET,
         .unit = "PATH",
         .help = "Unix socket that answers stats, health and version. Empty for none.",
         .check = check_stats_socket},
@@ -274,11 +277,22 @@ static bool trusts(const struct kvs_settings *settings)
 	return settings->trusted_network && *settings->trusted_network;
 }
 
+/* Each text is right by itself; together they must name the same tenants. */
+static enum kv_status check_quotas(const struct kvs_settings *settings)
+{
+	struct kvs_quotas quotas;
+
+	KV_TRY(kvs_quotas_parse(settings->tenants, settings->tenant_quota, UINT64_C(1) << 40, &quotas));
+	return kvs_quotas_check_known(
+	    &quotas, settings->listen && *settings->listen ? settings->remote_tenant : NULL);
+}
+
 static enum kv_status validate(const struct kv_command *command, const void *untyped)
 {
 	const struct kvs_settings *settings = untyped;
 
 	(void)command;
+	KV_TRY(check_quotas(settings));
 	if (settings->stats_socket && strcmp(settings->socket, settings->stats_socket) == 0)
 		return kv_fail(KV_INVALID, "socket and stats-socket are both \"%s\": they must differ",
 		    settings->socket);
@@ -324,6 +338,13 @@ static enum kv_status validate(const struct kv_command *command, const void *unt
 	return KV_OK;
 }
 
+/* The folder of the default path is made by the service manager at each start. */
+static enum kv_status look_at_socket(const char *path, const char *by_default)
+{
+	if (!path || !*path || strcmp(path, by_default) == 0) return KV_OK;
+	return kv_unix_listen_check(path);
+}
+
 /* --check: what the settings name. */
 static enum kv_status look(const struct kv_command *command, const void *untyped)
 {
@@ -333,6 +354,9 @@ static enum kv_status look(const struct kv_command *command, const void *untyped
 	enum kv_status status;
 
 	(void)command;
+	KV_TRY(look_at_socket(settings->socket, DEFAULT_SOCKET));
+	KV_TRY(look_at_socket(settings->stats_socket, DEFAULT_STATS_SOCKET));
+	if (settings->disk && *settings->disk) KV_TRY(kvs_disk_check(settings->disk));
 	if (!settings->listen || !*settings->listen) return KV_OK;
 	status = kv_secret_read(settings->secret_file, secret);
 	kv_secret_wipe(secret);
@@ -386,4 +410,20 @@ enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 		    kv_format_size(available & ~((UINT64_C(1) << 20) - 1), there),
 		    machine.cgroup_room < machine.available ? " under the cgroup's limit" : "");
 	return KV_OK;
+}
+
+void kvs_settings_warn_ignored(const struct kv_config *config, const struct kvs_settings *settings)
+{
+	static const char *const of_disk[] = {"disk-wait", NULL};
+	static const char *const of_listen[] = {"remote-tenant", NULL};
+	static const char *const of_watermark[] = {"low-watermark", NULL};
+	static const char *const of_map[] = {"warm-restart", NULL};
+
+	if (!settings->disk || !*settings->disk)
+		kv_config_warn_ignored(config, of_disk, "a store without disk");
+	if (!settings->listen || !*settings->listen)
+		kv_config_warn_ignored(config, of_listen, "a store without listen");
+	if (!settings->high_watermark) kv_config_warn_ignored(config, of_watermark, "high-watermark 0");
+	if (settings->warm_restart && settings->transport == KVS_TRANSPORT_UCX)
+		kv_config_warn_ignored(config, of_map, "transport ucx");
 }

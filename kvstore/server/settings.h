@@ -61,6 +61,9 @@ enum kv_status kvs_allow_check(const char *text);
  * and what is there. Nothing is allocated. */
 enum kv_status kvs_settings_complete(struct kvs_settings *settings);
 
+/* A line of warning for options that were given and have no effect beside others. */
+void kvs_settings_warn_ignored(const struct kv_config *config, const struct kvs_settings *settings);
+
 #ifdef __cplusplus
 }
 #endif

@@ -1,5 +1,5 @@
 /* The stats socket: one command a line, any number on a connection, answers in memcached's manner;
- * or one HTTP request, when the first bytes are those of a GET.
+ * or one HTTP request, when the first bytes are those of a GET or a HEAD.
  *
  * A reader that is slow costs its own connection and nothing else: while an answer waits no command
  * of it is read, and an answer that waits too long ends it, as does a question that stays half
@@ -113,6 +113,14 @@ static bool run_line(struct reader *reader)
 	return true;
 }
 
+/* HEAD asks for what GET would be told before the body. */
+static void cut_body(struct kv_text_buffer *answer)
+{
+	const char *body = strstr(kv_text(answer), "\r\n\r\n");
+
+	if (body) kv_text_cut(answer, (size_t)(body + 4 - kv_text(answer)));
+}
+
 /* The same for an HTTP request, which is the only one of its connection. */
 static bool run_get(struct reader *reader)
 {
@@ -124,6 +132,7 @@ static bool run_get(struct reader *reader)
 		kvs_answer_get(reader->owner->server, request.path, &reader->answer);
 	else
 		kvs_answer_refusal(status, &reader->answer);
+	if (kvs_http_is_head(reader->input)) cut_body(&reader->answer);
 	reader->quits = true;
 	take_input(reader, reader->length);
 	return true;
@@ -327,8 +336,7 @@ static void accept_readers(struct kvs_stats_socket *owner, int listener)
 		if (socket < 0) return;
 		if (create_reader(owner, socket, listener == owner->http_listener) == KV_OK) continue;
 		kv_metrics_add(owner->server->metrics, KVS_STATS_DROPPED, 1);
-		kv_warning_limited(&owner->log, KVS_MODULE, "stats reader refused: %s",
-		    kv_error_message());
+		kv_warning_limited(&owner->log, KVS_MODULE, "stats reader refused: %s", kv_error_message());
 		close(socket);
 	}
 }

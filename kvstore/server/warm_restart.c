@@ -20,7 +20,7 @@
 static const char index_name[] = "clusterkv-index";
 static const char region_name[] = "clusterkv-region-";
 
-enum { NAME_BYTES = 64, EXTEND_EVERY_MS = 1000, EXTEND_MS = 30000 };
+enum { NAME_BYTES = 64, EXTEND_EVERY_MS = 1000, EXTEND_MS = 30000, KEEP_MS = 5000 };
 
 static bool can_keep(const struct kvs_server *server)
 {
@@ -90,7 +90,7 @@ static enum kv_status note_segment(void *context, const struct kvs_saved *saved)
 	return kv_hash_map_insert(keeping->places, &saved->id, keeping->writer.segments);
 }
 
-static enum kv_status store_regions(struct kvs_server *server)
+static enum kv_status store_regions(struct kvs_server *server, uint64_t deadline_ms)
 {
 	struct kv_list *node;
 
@@ -105,13 +105,14 @@ static enum kv_status store_regions(struct kvs_server *server)
 		snprintf(name, sizeof name, "%s%u", region_name, (unsigned)region->serial);
 		KV_TRY(server->transport->region_export(
 		    server->transport_server, region->region, &blob, &descriptor));
-		KV_TRY(kv_sd_store_fd(server->notify, name, descriptor));
+		KV_TRY(kv_sd_store_fd(server->notify, name, descriptor, deadline_ms));
 	}
 	return KV_OK;
 }
 
 static void unstore_regions(struct kvs_server *server)
 {
+	const uint64_t deadline_ms = kv_now_ms() + KV_SD_PATIENCE_MS;
 	struct kv_list *node;
 
 	KV_LIST_EACH(node, &server->regions)
@@ -121,7 +122,7 @@ static void unstore_regions(struct kvs_server *server)
 
 		if (!region->kept) continue;
 		snprintf(name, sizeof name, "%s%u", region_name, (unsigned)region->serial);
-		(void)kv_sd_remove_fd(server->notify, name);
+		(void)kv_sd_remove_fd(server->notify, name, deadline_ms);
 	}
 }
 
@@ -139,6 +140,7 @@ static enum kv_status write_index(struct keeping *keeping, int *descriptor)
 void kvs_warm_keep(struct kvs_server *server)
 {
 	struct keeping keeping = {.server = server};
+	uint64_t deadline_ms;
 	enum kv_status status;
 	int descriptor = -1;
 
@@ -151,8 +153,10 @@ void kvs_warm_keep(struct kvs_server *server)
 	KV_TRY_GOTO(status, write_index(&keeping, &descriptor), out);
 	if (!keeping.writer.segments) goto out;
 	/* The index last: without it the regions mean nothing. */
-	status = store_regions(server);
-	if (status == KV_OK) status = kv_sd_store_fd(server->notify, index_name, descriptor);
+	deadline_ms = kv_now_ms() + KEEP_MS;
+	status = store_regions(server, deadline_ms);
+	if (status == KV_OK)
+		status = kv_sd_store_fd(server->notify, index_name, descriptor, deadline_ms);
 	if (status != KV_OK) unstore_regions(server);
 out:
 	if (status != KV_OK)
@@ -182,6 +186,7 @@ struct warming {
 	uint64_t *ids; /* of the segments by their place, 0: dropped */
 	uint32_t restored, dropped, corrupt;
 	uint64_t extended_ms;
+	uint64_t removed_by_ms; /* until then a manager that is busy is waited for */
 };
 
 static void take_descriptor(void *context, const char *name, int descriptor)
@@ -203,7 +208,7 @@ static void take_descriptor(void *context, const char *name, int descriptor)
 		return;
 	}
 	/* Kept there, it would be given to a start after a crash, long after the memory was let go. */
-	(void)kv_sd_remove_fd(warming->server->notify, name);
+	(void)kv_sd_remove_fd(warming->server->notify, name, warming->removed_by_ms);
 }
 
 static struct kept_region *find_kept(struct warming *warming, uint32_t number)
@@ -388,6 +393,7 @@ void kvs_warm_start(struct kvs_server *server)
 	if (!warming) return;
 	warming->server = server;
 	warming->index = -1;
+	warming->removed_by_ms = kv_now_ms() + KV_SD_PATIENCE_MS;
 	kv_sd_take_fds(take_descriptor, warming);
 	if (warming->index >= 0 && can_keep(server))
 		report(warming, restore_from(warming), start);

@@ -177,6 +177,28 @@ static void options_of_other_programs(void **state)
 	    {{KVCTL_PATH, "ready", "--wait", "-1"}, 2, {"wait", "'-1'", "0 to"}},
 	    {{KVCTL_PATH, "stat", "--count", "2", "--stats-socket", "no.sock"}, 1,
 	        {"--count: given, and without effect with interval 0"}},
+	    {{KVSTORED_PATH, "--config=", "--tenants", "7=team", "--tenant-quota", "teem=1GiB"}, 2,
+	        {"tenant-quota", "\"teem\""}},
+	    {{KVSTORED_PATH, "--config=", "--disk-wait", "1s", "--low-watermark", "50",
+	         "--remote-tenant", "far", "--memory", "5000TiB"},
+	        1,
+	        {"--disk-wait: given, and without effect with a store without disk",
+	            "--low-watermark: given, and without effect with high-watermark 0",
+	            "--remote-tenant: given, and without effect with a store without listen"}},
+	    {{KVSTORED_PATH, "--config=", "--transport", "ucx", "--warm-restart", "--memory",
+	         "5000TiB"},
+	        1, {"--warm-restart: given, and without effect with transport ucx"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--socket", "/nowhere/s.sock"}, 1,
+	        {"/nowhere/s.sock", "directory is not there"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--stats-socket", KVSTORED_PATH}, 1,
+	        {"exists and is no socket"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--disk", "/nowhere/disk", "--disk-size", "1GiB"},
+	        1, {"/nowhere/disk", "cannot be made"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--disk", KVSTORED_PATH, "--disk-size", "1GiB"}, 1,
+	        {"cannot be opened", "Not a directory"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--disk", "/tmp", "--disk-size", "1GiB"}, 1,
+	        {"others may write to /tmp"}},
+	    {{KVSTORED_PATH, "--config=", "--check"}, 0, {NULL}},
 	};
 	static const char *const named[] = {"option socket", "choose a shorter one", NULL};
 	char path[160];
@@ -188,6 +210,29 @@ static void options_of_other_programs(void **state)
 	memset(path, 'p', sizeof path - 1);
 	path[sizeof path - 1] = '\0';
 	check_program(with_long, NULL, 2, named);
+}
+
+/* What --check finds to be usable is as it was, also where a store is running. */
+static void a_check_changes_nothing(void **state)
+{
+	char socket[192], disk[192], made[192];
+	const char *const arguments[] = {KVSTORED_PATH, "--config=", "--check", "--socket", socket,
+	    "--stats-socket", store.stats, "--disk", disk, "--disk-size", "1GiB", NULL};
+	static const char *const nothing[NAMED] = {NULL};
+
+	(void)state;
+	snprintf(socket, sizeof socket, "%s/checked.sock", store.directory);
+	snprintf(disk, sizeof disk, "%s/disk/", store.directory);
+	snprintf(made, sizeof made, "%s/disk", store.directory);
+	assert_true(store_fixture_start(&store, NULL));
+	check_program(arguments, NULL, 0, nothing);
+	assert_int_equal(access(socket, F_OK), -1);
+	assert_int_equal(access(made, F_OK), -1);
+	assert_int_equal(mkdir(made, 0700), 0);
+	check_program(arguments, NULL, 0, nothing);
+	/* Not even a lock is in it. */
+	assert_int_equal(rmdir(made), 0);
+	assert_true(store_fixture_stop(&store));
 }
 
 /* What was asked for and cannot be had is not kept quiet, and nobody else is bothered. */
@@ -717,6 +762,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(options, begin, end),
 	    cmocka_unit_test_setup_teardown(options_of_other_sources, begin, end),
 	    cmocka_unit_test_setup_teardown(options_of_other_programs, begin, end),
+	    cmocka_unit_test_setup_teardown(a_check_changes_nothing, begin, end),
 	    cmocka_unit_test_setup_teardown(options_without_effect, begin, end),
 	    cmocka_unit_test_setup_teardown(prompts, begin, end),
 	    cmocka_unit_test_setup_teardown(outputs, begin, end),

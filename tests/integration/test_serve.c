@@ -94,8 +94,8 @@ static void tells_progress_in_tokens(const struct serve_reply *reply, const json
 	assert_int_equal(done, total);
 	assert_int_equal(total,
 	    json_integer_value(json_object_get(usage, "prompt_tokens")) -
-	        json_integer_value(json_object_get(
-	            json_object_get(usage, "prompt_tokens_details"), "cached_tokens")));
+	        json_integer_value(
+	            json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens")));
 }
 
 static void answers_whole_and_streamed_alike(void **state)
@@ -427,6 +427,20 @@ static void a_stop_does_not_wait_for_ever(void **state)
 	serve_reply_deinit(&reply);
 }
 
+/* Signals that mean nothing to it are no reason to end. */
+static void stray_signals_are_ignored(void **state)
+{
+	static const int numbers[] = {SIGHUP, SIGUSR1, SIGUSR2};
+	struct serve_reply reply;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+		serve_fixture_signal(&worker, numbers[i]);
+	assert_true(serve_ask(&worker, "GET", "/health", NULL, &reply));
+	assert_int_equal(reply.code, 200);
+	serve_reply_deinit(&reply);
+}
+
 static void a_second_signal_ends_at_once(void **state)
 {
 	/* Signals that come together are one wish; this one is another. */
@@ -500,6 +514,7 @@ int main(void)
 	    cmocka_unit_test(usage_is_streamed_when_asked_for),
 	    cmocka_unit_test(a_client_that_leaves_ends_its_sequence),
 	    cmocka_unit_test(an_id_is_used_once),
+	    cmocka_unit_test(stray_signals_are_ignored),
 	};
 	const struct CMUnitTest own_worker[] = {
 	    cmocka_unit_test_setup_teardown(too_many_requests_are_refused, start_narrow, stop),

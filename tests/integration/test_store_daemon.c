@@ -334,6 +334,69 @@ static void test_kvctl(void **state)
 	assert_non_null(strstr(output, fixture.socket));
 }
 
+/* A stats socket that says that it is not ready, and then nothing any more. */
+static pid_t start_mute(void)
+{
+	struct sockaddr_un address = {.sun_family = AF_UNIX};
+	int listener = socket(AF_UNIX, SOCK_STREAM, 0), taken;
+	static const char refusal[] = "ERROR draining for a while\r\n";
+	char line[64];
+	pid_t pid;
+
+	set_path(&address, fixture.stats);
+	assert_int_equal(bind(listener, (const struct sockaddr *)&address, sizeof address), 0);
+	assert_int_equal(listen(listener, 8), 0);
+	pid = fork();
+	if (pid == 0) {
+		taken = accept(listener, NULL, NULL);
+		if (read(taken, line, sizeof line) < 0 || write(taken, refusal, strlen(refusal)) < 0)
+			_exit(1);
+		close(taken);
+		for (;;)
+			pause();
+	}
+	close(listener);
+	return pid;
+}
+
+/* Who waited in vain is told what the store said, not that the last question came too late. */
+static void test_ready_in_vain(void **state)
+{
+	static char output[1 << 16];
+	pid_t mute;
+
+	(void)state;
+	assert_true(store_fixture_init(&fixture));
+	mute = start_mute();
+	assert_int_equal(run_kvctl("ready", "--wait=0.5", output, sizeof output), 1);
+	assert_non_null(strstr(output, "draining for a while"));
+	kill(mute, SIGKILL);
+	waitpid(mute, NULL, 0);
+	unlink(fixture.stats);
+	assert_true(store_fixture_deinit(&fixture, false));
+}
+
+static void test_stray_signals(void **state)
+{
+	char answer[256], path[160];
+	static char log[1 << 16];
+	FILE *file;
+
+	(void)state;
+	store_fixture_signal(&fixture, SIGUSR1);
+	store_fixture_signal(&fixture, SIGUSR2);
+	store_fixture_sleep(50);
+	assert_true(store_fixture_ask(&fixture, "health", answer, sizeof answer));
+	snprintf(path, sizeof path, "%s", fixture.log);
+	file = fopen(path, "r");
+	assert_non_null(file);
+	log[fread(log, 1, sizeof log - 1, file)] = '\0';
+	fclose(file);
+	assert_non_null(strstr(log, "ignored SIGUSR1"));
+	assert_non_null(strstr(log, "ignored SIGUSR2"));
+	assert_true(store_fixture_stop(&fixture));
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -344,6 +407,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_prometheus, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_stop_with_workers, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_kvctl, set_up, tear_down),
+	    cmocka_unit_test(test_ready_in_vain),
+	    cmocka_unit_test_setup_teardown(test_stray_signals, set_up, tear_down),
 	};
 
 	signal(SIGPIPE, SIG_IGN);

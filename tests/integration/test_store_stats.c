@@ -92,14 +92,19 @@ static const char *read_all(int descriptor, unsigned wait_ms)
 	return answer;
 }
 
-static const char *get(const char *path)
+static const char *request_by(const char *method, const char *path)
 {
 	char request[256];
 	int descriptor = connect_stats();
 
-	snprintf(request, sizeof request, "GET %s HTTP/1.1\r\nHost: localhost\r\n\r\n", path);
+	snprintf(request, sizeof request, "%s %s HTTP/1.1\r\nHost: localhost\r\n\r\n", method, path);
 	put(descriptor, request);
 	return read_all(descriptor, 5000);
+}
+
+static const char *get(const char *path)
+{
+	return request_by("GET", path);
 }
 
 static const char *ask(const char *command)
@@ -153,6 +158,27 @@ static void test_http(void **state)
 	put(descriptor, "version\nGET / HTTP/1.1\nquit\n");
 	assert_true(begins(read_all(descriptor, 5000), "VERSION "));
 	assert_non_null(strstr(answer, "ERROR unknown command"));
+}
+
+/* HEAD is told what GET is told, but the body: also how long that would be. */
+static void test_head(void **state)
+{
+	static const char *const pages[] = {"/", "/healthz", "/readyz", "/nothing", "no path"};
+	static char whole[1 << 16];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof pages / sizeof pages[0]; i++) {
+		const char *body = body_of(get(pages[i]));
+		const size_t head = (size_t)(body - answer);
+
+		assert_true(strlen(body) > 0 && head < sizeof whole);
+		memcpy(whole, answer, head);
+		whole[head] = '\0';
+		assert_string_equal(request_by("HEAD", pages[i]), whole);
+	}
+	/* Numbers change meanwhile, and with them the length. */
+	assert_true(begins(request_by("HEAD", "/metrics"), "HTTP/1.1 200 OK\r\n"));
+	assert_string_equal(body_of(answer), "");
 }
 
 /* More than is read at a time, from one that closes its sending side at once. */
@@ -639,6 +665,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(test_http, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_head, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_half_closed, set_up, tear_down),
 	    cmocka_unit_test(test_tcp),
 	    cmocka_unit_test_setup_teardown(test_http_hostile, set_up, tear_down),

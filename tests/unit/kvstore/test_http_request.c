@@ -23,6 +23,12 @@ static void test_begins(void **state)
 	assert_true(kvs_http_begins("G", 1));
 	assert_true(kvs_http_begins("GET ", 4));
 	assert_true(kvs_http_begins("GET /metrics", 12));
+	assert_true(kvs_http_begins("H", 1));
+	assert_true(kvs_http_begins("HEAD /", 6));
+	assert_false(kvs_http_begins("HEALTH", 6));
+	assert_false(kvs_http_begins("GEAD", 4));
+	assert_true(kvs_http_is_head("HEAD / HTTP/1.1"));
+	assert_false(kvs_http_is_head("GET / HTTP/1.1"));
 	assert_false(kvs_http_begins("g", 1));
 	assert_false(kvs_http_begins("GETS", 4));
 	assert_false(kvs_http_begins("stats", 5));
@@ -37,6 +43,8 @@ static void test_whole(void **state)
 	assert_string_equal(request.path, "/");
 	assert_int_equal(parse("GET /a?b=c HTTP/1.1\r\n\r\nmore"), 200);
 	assert_string_equal(request.path, "/a");
+	assert_int_equal(parse("HEAD /metrics HTTP/1.1\r\nHost: a\r\n\r\n"), 200);
+	assert_string_equal(request.path, "/metrics");
 }
 
 /* Every beginning of a request asks for more, and sets nothing. */
@@ -70,6 +78,8 @@ static void test_refused(void **state)
 	    {"GET / HTTP/2.0\r\n\r\n", 505},
 	    {"GET / HTTP/1.12\r\n\r\n", 400},
 	    {"POST / HTTP/1.1\r\n\r\n", 400},
+	    {"HEAD/ HTTP/1.1\r\n\r\n", 400},
+	    {"HEAD / HTTP/2.0\r\n\r\n", 505},
 	    {"GET / HTTP/1.1\r\nno colon\r\n\r\n", 400},
 	    {"GET / HTTP/1.1\r\n: empty\r\n\r\n", 400},
 	    {"GET / HTTP/1.1\r\nA : b\r\n\r\n", 400},

@@ -45,7 +45,8 @@ static void test_refusals(void **state)
 	static const char *const wrong[][2] = {{"--memory=lots", "memory"}, {"--memory=4KiB", "1MiB"},
 	    {"--lease=900ms", "heartbeat"}, {"--transport=tcp", "transport"},
 	    {"--max-workers=501", "max-workers"}, {"--socket=", "socket"}, {"--leese=3s", "lease"},
-	    {"--disk-size=1GiB", "name a folder"}, {"--disk=/tmp/a", "disk-size"}};
+	    {"--tenant-quota=team=1GiB", "\"team\""}, {"--disk-size=1GiB", "name a folder"},
+	    {"--disk=/tmp/a", "disk-size"}};
 	struct kvs_settings settings;
 
 	(void)state;

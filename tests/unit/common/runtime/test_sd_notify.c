@@ -14,6 +14,8 @@
 #include <stdint.h>
 #include <cmocka.h>
 
+#include "common/base/clock.h"
+
 static int manager = -1;
 static char received[1024];
 static int received_fd;
@@ -83,7 +85,7 @@ static void without_a_manager_nothing_happens(void **state)
 	kv_sd_ready(notify);
 	kv_sd_status(notify, "x");
 	assert_int_equal(kv_sd_watchdog_ms(notify), 0);
-	assert_int_equal(kv_sd_store_fd(notify, "arena", 0), KV_UNSUPPORTED);
+	assert_int_equal(kv_sd_store_fd(notify, "arena", 0, kv_now_ms()), KV_UNSUPPORTED);
 	kv_sd_close(notify);
 	kv_sd_close(NULL);
 	kv_sd_ready(NULL);
@@ -140,21 +142,44 @@ static void abstract_sockets_and_descriptors_work(void **state)
 	listen_at(name, length);
 	notify = open_notify();
 	assert_int_equal(pipe(ends), 0);
-	assert_int_equal(kv_sd_store_fd(notify, "arena-0", ends[0]), KV_OK);
+	assert_int_equal(kv_sd_store_fd(notify, "arena-0", ends[0], kv_now_ms()), KV_OK);
 	assert_string_equal(receive(), "FDSTORE=1\nFDNAME=arena-0");
 	assert_true(received_fd >= 0);
 	assert_int_equal(write(ends[1], "x", 1), 1);
 	assert_int_equal(read(received_fd, &byte, 1), 1);
 	assert_int_equal(byte, 'x');
 	close(received_fd);
-	assert_int_equal(kv_sd_remove_fd(notify, "arena-0"), KV_OK);
+	assert_int_equal(kv_sd_remove_fd(notify, "arena-0", kv_now_ms()), KV_OK);
 	assert_string_equal(receive(), "FDSTOREREMOVE=1\nFDNAME=arena-0");
-	assert_int_equal(kv_sd_store_fd(notify, "a:b", ends[0]), KV_INVALID);
-	assert_int_equal(kv_sd_store_fd(notify, "", ends[0]), KV_INVALID);
-	assert_int_equal(kv_sd_store_fd(notify, "a", -1), KV_INVALID);
+	assert_int_equal(kv_sd_store_fd(notify, "a:b", ends[0], kv_now_ms()), KV_INVALID);
+	assert_int_equal(kv_sd_store_fd(notify, "", ends[0], kv_now_ms()), KV_INVALID);
+	assert_int_equal(kv_sd_store_fd(notify, "a", -1, kv_now_ms()), KV_INVALID);
 	assert_string_equal(receive(), "(nothing)");
 	close(ends[0]);
 	close(ends[1]);
+	kv_sd_close(notify);
+}
+
+/* A manager that takes nothing: a whole row of removals waits once, not each of them. */
+static void a_row_has_one_deadline(void **state)
+{
+	char name[64];
+	struct kv_sd_notify *notify;
+	const uint64_t start = kv_now_ms();
+	uint64_t deadline;
+	unsigned refused = 0;
+	size_t length = (size_t)snprintf(name, sizeof name, "@kv-test-notify-%d", (int)getpid());
+
+	(void)state;
+	setenv("NOTIFY_SOCKET", name, 1);
+	name[0] = '\0';
+	listen_at(name, length);
+	notify = open_notify();
+	deadline = start + 300;
+	for (int i = 0; i < 3000; i++)
+		refused += kv_sd_remove_fd(notify, "arena-0", deadline) == KV_IO;
+	assert_true(refused > 1000);
+	assert_true(kv_now_ms() >= deadline && kv_now_ms() < start + 5000);
 	kv_sd_close(notify);
 }
 
@@ -259,6 +284,7 @@ int main(void)
 	    cmocka_unit_test_teardown(without_a_manager_nothing_happens, teardown),
 	    cmocka_unit_test_teardown(messages_are_systemd_s, teardown),
 	    cmocka_unit_test_teardown(abstract_sockets_and_descriptors_work, teardown),
+	    cmocka_unit_test_teardown(a_row_has_one_deadline, teardown),
 	    cmocka_unit_test_teardown(malformed_variables_are_refused, teardown),
 	    cmocka_unit_test_teardown(passed_memory_is_counted, teardown),
 	    cmocka_unit_test_teardown(descriptors_are_taken_once, teardown),

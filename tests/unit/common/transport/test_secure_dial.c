@@ -32,8 +32,8 @@ struct answer {
 };
 
 static const char *resolved[4]; /* NULL ends them */
-static unsigned resolving_ms;
-static uint64_t resolved_ms;
+static _Atomic unsigned resolving_ms;
+static _Atomic uint64_t resolved_ms;
 
 int getaddrinfo(
     const char *host, const char *port, const struct addrinfo *hints, struct addrinfo **list)
@@ -43,6 +43,7 @@ int getaddrinfo(
 	struct addrinfo **end = list;
 
 	(void)hints;
+	if (strcmp(host, "nobody.test") == 0) return EAI_NONAME;
 	if (texts == resolved) poll(NULL, 0, (int)resolving_ms);
 	for (; *texts; texts++) {
 		struct answer *answer = calloc(1, sizeof *answer);
@@ -164,11 +165,64 @@ static void every_address_is_tried(void **state)
 	assert_int_equal(dial_store(0, TIMEOUT_MS, &deadline), KV_DISCONNECTED);
 }
 
+static bool give_up(void *context)
+{
+	return kv_now_ms() >= *(const uint64_t *)context;
+}
+
+/* Whoever gives up is not held by the resolver, which may take minutes. */
+static void a_look_up_is_given_up(void **state)
+{
+	const uint64_t start = kv_now_ms();
+	uint64_t until = start + 200;
+	const struct kv_secure_dial dial = {.allocator = kv_heap(),
+	    .address = "store.test:1",
+	    .secret = secret,
+	    .timeout_ms = TIMEOUT_MS,
+	    .silence_ms = PATIENCE_MS,
+	    .cancelled = give_up,
+	    .context = &until};
+	struct kv_secure *secure = NULL;
+	int made = -1;
+
+	(void)state;
+	resolve_to("127.0.0.1", NULL, NULL);
+	resolving_ms = 2000;
+	resolved_ms = 0;
+	assert_int_equal(kv_secure_dial(&dial, &made, &secure), KV_CANCELLED);
+	assert_true(kv_now_ms() < start + 1500);
+	/* It ends by itself. */
+	while (kv_now_ms() < start + 2500)
+		poll(NULL, 0, 20);
+	resolving_ms = 0;
+}
+
+/* The same way, to its end. */
+static void a_name_that_nobody_has_is_refused(void **state)
+{
+	uint64_t until = kv_now_ms() + PATIENCE_MS;
+	const struct kv_secure_dial dial = {.allocator = kv_heap(),
+	    .address = "nobody.test:1",
+	    .secret = secret,
+	    .timeout_ms = TIMEOUT_MS,
+	    .silence_ms = PATIENCE_MS,
+	    .cancelled = give_up,
+	    .context = &until};
+	struct kv_secure *secure = NULL;
+	int made = -1;
+
+	(void)state;
+	assert_int_equal(kv_secure_dial(&dial, &made, &secure), KV_DISCONNECTED);
+	assert_non_null(strstr(kv_error_message(), "cannot find host \"nobody.test\""));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(a_slow_look_up_takes_none_of_the_time),
 	    cmocka_unit_test(every_address_is_tried),
+	    cmocka_unit_test(a_look_up_is_given_up),
+	    cmocka_unit_test(a_name_that_nobody_has_is_refused),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
