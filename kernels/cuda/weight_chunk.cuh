@@ -16,8 +16,10 @@
  *
  * Element i of a run is code[i] * scale + minimum, all of them floats and exact to the last bit as
  * kn_dequantise_row has them: code with the offset taken away, scale the product of the block's and
- * the sub-block's. A code becomes a float by lying in the mantissa of 2^23, which is subtracted:
- * two cheap operations instead of a conversion at a quarter of the rate.
+ * the sub-block's. A code becomes a float by lying in the mantissa of 2^23, from where a
+ * multiply-add takes it: two operations, where a conversion runs at a quarter of the rate. That
+ * matters: on a GPU whose memory brings 20 bytes a clock to a multiprocessor, those are 37 weights
+ * of Q4_K.
  */
 #ifndef KN_CUDA_WEIGHT_CHUNK_CUH
 #define KN_CUDA_WEIGHT_CHUNK_CUH
@@ -97,31 +99,54 @@ static __device__ inline float kn_half_bits(uint32_t bits)
 	return __half2float(__ushort_as_half(static_cast<unsigned short>(bits)));
 }
 
-/* code - offset for 0 ≤ code < 2^23. */
-static __device__ inline float kn_code_float(uint32_t code, float offset)
+/* The float of BITS bits at bit `at` ≤ 23 - BITS of a word, less the offset: they become the
+ * mantissa where they are, and one multiply-add brings them down. */
+template <int BITS>
+static __device__ inline float kn_code_in_place(uint32_t word, uint32_t at, float offset)
 {
-	return __uint_as_float(0x4b000000u | code) - (8388608.0f + offset);
+	float raw = __uint_as_float(0x4b000000u | (word & (((1u << BITS) - 1) << at)));
+	float down = 1.0f / static_cast<float>(1u << at);
+
+	return fmaf(raw, down, -(8388608.0f * down + offset));
 }
 
-/* Nibbles of four bytes, and above them bits of `high`: HIGH of them, of element i of a run at
- * bits `at` + i * step. */
-template <int HIGH>
-static __device__ inline void kn_chunk_codes(kn_chunk *chunk, uint32_t nibbles, uint32_t low_high,
-    uint32_t high_high, uint32_t step, float offset)
+/* The eight nibbles of four bytes: the low ones are the first run. */
+static __device__ inline void kn_chunk_nibbles(kn_chunk *chunk, uint32_t nibbles, float offset)
 {
-	constexpr uint32_t mask = (1u << HIGH) - 1;
+	uint32_t upper = nibbles >> 12;
 
 #pragma unroll
-	for (uint32_t i = 0; i < 4; i++) {
-		uint32_t low = nibbles >> (8 * i) & 15u, high = nibbles >> (8 * i + 4) & 15u;
+	for (uint32_t i = 0; i < 8; i++)
+		chunk->code[i / 2 + i % 2 * 4] = i < 5 ? kn_code_in_place<4>(nibbles, 4 * i, offset)
+		                                       : kn_code_in_place<4>(upper, 4 * i - 12, offset);
+}
 
-		if (HIGH > 0) {
-			low |= (low_high >> (step * i) & mask) << 4;
-			high |= (high_high >> (step * i) & mask) << 4;
-		}
-		chunk->code[i] = kn_code_float(low, offset);
-		chunk->code[4 + i] = kn_code_float(high, offset);
+/* A byte for each element of the two runs. */
+static __device__ inline void kn_chunk_bytes(
+    kn_chunk *chunk, uint32_t first, uint32_t second, float offset)
+{
+#pragma unroll
+	for (uint32_t i = 0; i < 4; i++) {
+		uint32_t shift = i < 2 ? 0 : 16, at = 8 * i - shift;
+
+		chunk->code[i] = kn_code_in_place<8>(first >> shift, at, offset);
+		chunk->code[4 + i] = kn_code_in_place<8>(second >> shift, at, offset);
 	}
+}
+
+/* Nibbles as in kn_chunk_nibbles, and bits to go above them: in the lowest bits of the bytes of
+ * `first` and `second`, where `mask` has them. */
+static __device__ inline void kn_chunk_nibbles_and_bits(
+    kn_chunk *chunk, uint32_t nibbles, uint32_t first, uint32_t second, uint32_t mask, float offset)
+{
+	kn_chunk_bytes(chunk, (nibbles & 0x0f0f0f0fu) | (first & mask) << 4,
+	    (nibbles >> 4 & 0x0f0f0f0fu) | (second & mask) << 4, offset);
+}
+
+/* The four lowest bits, each the lowest of a byte: copies 7 bits apart do not meet. */
+static __device__ inline uint32_t kn_spread_bits(uint32_t bits)
+{
+	return (bits & 15u) * 0x00204081u;
 }
 
 /* Q4_0, Q4_1, Q5_0, Q5_1, Q8_0: [f16 scale][f16 minimum][32 high bits][codes]. */
@@ -139,36 +164,31 @@ static __device__ inline void kn_chunk_read_32(kn_chunk *chunk, const uint8_t *r
 	chunk->scale[0] = chunk->scale[1] = kn_half_bits(kn_load_u16(block));
 	if (has_minimum) chunk->minimum[0] = chunk->minimum[1] = kn_half_bits(kn_load_u16(block + 2));
 	if (eight) {
-		uint32_t more = kn_load_u32(block + codes_at + 16 + at) ^ 0x80808080u;
+		uint32_t more = kn_load_u32(block + codes_at + 16 + at);
 
-		codes ^= 0x80808080u;
-#pragma unroll
-		for (uint32_t i = 0; i < 4; i++) {
-			chunk->code[i] = kn_code_float(codes >> (8 * i) & 255u, offset);
-			chunk->code[4 + i] = kn_code_float(more >> (8 * i) & 255u, offset);
-		}
-		return;
+		kn_chunk_bytes(chunk, codes ^ 0x80808080u, more ^ 0x80808080u, offset);
+	} else if (five) {
+		uint32_t high = kn_load_u32(block + codes_at - 4) >> at;
+
+		kn_chunk_nibbles_and_bits(
+		    chunk, codes, kn_spread_bits(high), kn_spread_bits(high >> 16), 0x01010101u, offset);
+	} else {
+		kn_chunk_nibbles(chunk, codes, offset);
 	}
-	uint32_t high = five ? kn_load_u32(block + codes_at - 4) >> at : 0;
-
-	kn_chunk_codes<five ? 1 : 0>(chunk, codes, high, high >> 16, 1, offset);
 }
 
-/* The 6-bit scale and minimum of sub-block j out of their 12 bytes: as floats. */
-static __device__ inline void kn_chunk_k_scale(
-    const uint32_t (&words)[3], uint32_t j, float *scale, float *minimum)
+/* The 6-bit scales and minimums of sub-blocks 2 * pair and 2 * pair + 1 out of their 12 bytes: of
+ * both at once, in the two lowest bytes. */
+static __device__ inline void kn_chunk_k_scales(
+    uint4 head, uint32_t pair, uint32_t *scales, uint32_t *minimums)
 {
-	uint32_t shift = 8 * (j & 3), s, m;
+	uint32_t shift = 16 * (pair & 1);
+	uint32_t s = head.y >> shift, m = head.z >> shift, more = head.w >> shift;
+	uint32_t low_s = (more & 0x0f0fu) | (s >> 2 & 0x3030u);
+	uint32_t low_m = (more >> 4 & 0x0f0fu) | (m >> 2 & 0x3030u);
 
-	if (j < 4) {
-		s = words[0] >> shift & 63u;
-		m = words[1] >> shift & 63u;
-	} else {
-		s = (words[2] >> shift & 15u) | (words[0] >> (shift + 6) & 3u) << 4;
-		m = (words[2] >> (shift + 4) & 15u) | (words[1] >> (shift + 6) & 3u) << 4;
-	}
-	*scale = kn_code_float(s, 0.0f);
-	*minimum = kn_code_float(m, 0.0f);
+	*scales = pair < 2 ? s & 0x3f3fu : low_s;
+	*minimums = pair < 2 ? m & 0x3f3fu : low_m;
 }
 
 /* Q4_K: [f16 d][f16 dmin][12 bytes of scales][128 of nibbles]; Q5_K with [32 of high bits] before
@@ -180,20 +200,20 @@ static __device__ inline void kn_chunk_read_k45(kn_chunk *chunk, const uint8_t *
 	const uint8_t *block = row + static_cast<size_t>(index / 32) * (five ? 176 : 144);
 	uint32_t pair = index % 32 / 8, at = index % 8 * 4;
 	uint4 head = *reinterpret_cast<const uint4 *>(block);
-	uint32_t words[3] = {head.y, head.z, head.w};
+	uint32_t scales, minimums;
 	float d = kn_half_bits(head.x & 0xffffu), least = kn_half_bits(head.x >> 16);
 	uint32_t codes = *reinterpret_cast<const uint32_t *>(block + (five ? 48 : 16) + 32 * pair + at);
 	uint32_t high = five ? *reinterpret_cast<const uint32_t *>(block + 16 + at) >> (2 * pair) : 0;
 
-#pragma unroll
-	for (uint32_t i = 0; i < 2; i++) {
-		float scale, minimum;
-
-		kn_chunk_k_scale(words, 2 * pair + i, &scale, &minimum);
-		chunk->scale[i] = d * scale;
-		chunk->minimum[i] = -(least * minimum);
-	}
-	kn_chunk_codes<five ? 1 : 0>(chunk, codes, high, high >> 1, 8, 0.0f);
+	kn_chunk_k_scales(head, pair, &scales, &minimums);
+	chunk->scale[0] = d * kn_code_in_place<8>(scales, 0, 0.0f);
+	chunk->scale[1] = d * kn_code_in_place<8>(scales, 8, 0.0f);
+	chunk->minimum[0] = -(least * kn_code_in_place<8>(minimums, 0, 0.0f));
+	chunk->minimum[1] = -(least * kn_code_in_place<8>(minimums, 8, 0.0f));
+	if (five)
+		kn_chunk_nibbles_and_bits(chunk, codes, high, high >> 1, 0x01010101u, 0.0f);
+	else
+		kn_chunk_nibbles(chunk, codes, 0.0f);
 }
 
 /* Q6_K: [128 of low nibbles][64 of pairs of high bits][16 int8 scales][f16 d]. */
@@ -207,7 +227,8 @@ static __device__ inline void kn_chunk_read_k6(kn_chunk *chunk, const uint8_t *r
 
 	chunk->scale[0] = d * static_cast<float>(static_cast<int8_t>(scales[0]));
 	chunk->scale[1] = d * static_cast<float>(static_cast<int8_t>(scales[4]));
-	kn_chunk_codes<2>(chunk, kn_load_u32(block + 64 * half + at), high, high >> 4, 8, 32.0f);
+	kn_chunk_nibbles_and_bits(
+	    chunk, kn_load_u32(block + 64 * half + at), high, high >> 4, 0x03030303u, 32.0f);
 }
 
 /* F32, F16, BF16: rows are multiples of 32 elements, so chunks are of 16 bytes at least. */
