@@ -1,0 +1,305 @@
+/* The whole matmul of prefill: kn_cuda_gemm with cuBLAS, or what stands in for it. */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernels/cuda/gemm_cublas.h"
+#include "tests/kernels/cuda/device.h"
+#include "tests/lib/kernel_harness.h"
+
+enum { COUNT = 40, MAX_ROWS = 17, MAX_COLUMNS = 512, MAX_PARTS = 3 };
+
+/* A weight on both sides, an input, the exact product and the cpu's. */
+struct fixture {
+	uint32_t x_stride;
+	struct kn_weight_part parts[MAX_PARTS];
+	struct kn_cuda_weight_part cuda_parts[MAX_PARTS];
+	struct kn_cuda_weight weight;
+	struct kn_cuda_gemm gemm;
+	float *host_x, *x;
+	double *want; /* [COUNT][rows] */
+	float *cpu;
+};
+
+static void add_part(
+    struct fixture *f, struct kv_random *random, enum kn_weight_type type, uint32_t rows)
+{
+	uint64_t bytes = kn_weight_row_bytes(type, f->weight.columns) * rows;
+	uint8_t *data = kvt_alloc((size_t)bytes, 1);
+	uint32_t i = f->weight.part_count++;
+
+	kvt_fill_weights(random, type, data, rows, f->weight.columns);
+	f->parts[i] = (struct kn_weight_part){type, rows, data, bytes};
+	f->cuda_parts[i] =
+	    (struct kn_cuda_weight_part){type, f->weight.rows, rows, dev_upload(data, (size_t)bytes)};
+	f->weight.rows += rows;
+}
+
+static void exact_product(struct fixture *f)
+{
+	uint32_t columns = f->weight.columns;
+	float w[MAX_COLUMNS];
+
+	for (uint32_t i = 0; i < f->weight.part_count; i++)
+		for (uint32_t r = 0; r < f->parts[i].rows; r++) {
+			enum kn_weight_type type = f->parts[i].type;
+			const uint8_t *row =
+			    (const uint8_t *)f->parts[i].data + kn_weight_row_bytes(type, columns) * r;
+
+			assert_int_equal(kn_dequantise_row(type, row, w, columns), KV_OK);
+			for (uint32_t n = 0; n < COUNT; n++) {
+				const float *x = f->host_x + (size_t)n * f->x_stride;
+				double sum = 0.0;
+
+				for (uint32_t k = 0; k < columns; k++)
+					sum += (double)w[k] * (double)x[k];
+				f->want[(size_t)n * f->weight.rows + f->cuda_parts[i].first_row + r] = sum;
+			}
+		}
+}
+
+static void cpu_product(struct fixture *f)
+{
+	struct kvt_backend cpu;
+	struct kn_weight *weight;
+
+	assert_true(kvt_backend_open(&cpu, KN_CPU_PLAIN, 1));
+	assert_int_equal(cpu.ops->weight_pack(cpu.backend, f->parts, f->weight.part_count,
+	                     f->weight.columns, KN_PRECISION_FP32, &weight),
+	    KV_OK);
+	struct kn_matmul_arguments a = {
+	    .weight = weight,
+	    .x = f->host_x,
+	    .x_stride = f->x_stride,
+	    .y = f->cpu,
+	    .y_stride = f->weight.rows,
+	    .count = COUNT,
+	};
+
+	assert_int_equal(cpu.ops->matmul(cpu.backend, NULL, &a), KV_OK);
+	cpu.ops->weight_destroy(cpu.backend, weight);
+	kvt_backend_close(&cpu);
+}
+
+static void fixture_create(struct fixture *f, uint32_t columns, uint32_t part_count,
+    const enum kn_weight_type *types, const uint32_t *rows)
+{
+	struct kv_random random;
+
+	*f = (struct fixture){.x_stride = columns + 3};
+	f->weight.columns = columns;
+	f->weight.parts = f->cuda_parts;
+	kv_random_seed(&random, columns * 31u + (uint32_t)types[0]);
+	for (uint32_t i = 0; i < part_count; i++)
+		add_part(f, &random, types[i], rows[i]);
+	f->host_x = kvt_alloc((size_t)COUNT * f->x_stride, sizeof(float));
+	kvt_fill_peaky(&random, f->host_x, (size_t)COUNT * f->x_stride, 1.0f);
+	f->x = dev_upload(f->host_x, (size_t)COUNT * f->x_stride * sizeof(float));
+	f->want = kvt_alloc((size_t)COUNT * f->weight.rows, sizeof(double));
+	f->cpu = kvt_alloc((size_t)COUNT * f->weight.rows, sizeof(float));
+	exact_product(f);
+	cpu_product(f);
+	f->gemm.max_rows = MAX_ROWS;
+	f->gemm.max_columns = MAX_COLUMNS;
+	f->gemm.scratch = dev_alloc(kn_cuda_gemm_scratch_bytes(MAX_ROWS, MAX_COLUMNS));
+	assert_int_equal(cublasCreate(&f->gemm.handle), CUBLAS_STATUS_SUCCESS);
+}
+
+static void fixture_destroy(struct fixture *f)
+{
+	assert_int_equal(cublasDestroy(f->gemm.handle), CUBLAS_STATUS_SUCCESS);
+	dev_free(f->gemm.scratch);
+	for (uint32_t i = 0; i < f->weight.part_count; i++) {
+		kvt_free((void *)(uintptr_t)f->parts[i].data);
+		dev_free((void *)(uintptr_t)f->cuda_parts[i].data);
+	}
+	dev_free(f->x);
+	kvt_free(f->host_x);
+	kvt_free(f->want);
+	kvt_free(f->cpu);
+}
+
+/* Rows 0 … count at this precision, without gaps: to be freed with kvt_free. */
+static float *multiply(struct fixture *f, enum kn_precision precision, uint32_t count)
+{
+	size_t bytes = (size_t)count * f->weight.rows * sizeof(float);
+	struct kn_matmul_arguments a = {
+	    .x = f->x,
+	    .x_stride = f->x_stride,
+	    .y = dev_alloc(bytes),
+	    .y_stride = f->weight.rows,
+	    .count = count,
+	};
+
+	f->weight.precision = precision;
+	if (kn_cuda_gemm(&f->gemm, &f->weight, &a, NULL)) fail_msg("gemm: %s", kv_error_message());
+	dev_wait();
+	float *y = dev_fetch(a.y, bytes);
+
+	dev_free(a.y);
+	return y;
+}
+
+/* At float precision what sums lose, at default precision what f16 loses: 2^-12 of each factor. */
+static void check_fixture(struct fixture *f)
+{
+	size_t total = (size_t)COUNT * f->weight.rows;
+	float *exact = multiply(f, KN_PRECISION_FP32, COUNT);
+	float *half = multiply(f, KN_PRECISION_DEFAULT, COUNT);
+	double *cpu = kvt_alloc(total, sizeof(double));
+
+	for (size_t i = 0; i < total; i++)
+		cpu[i] = (double)f->cpu[i];
+	kvt_assert_close("fp32", exact, f->want, total, 2e-5, 2e-6);
+	kvt_assert_close("fp32 against cpu", exact, cpu, total, 3e-5, 3e-6);
+	kvt_assert_close("default", half, f->want, total, 4e-3, 5e-4);
+	kvt_free(cpu);
+	kvt_free(half);
+	kvt_free(exact);
+}
+
+/* Types that are dequantised and types that are taken as they are, in parts of any number of rows.
+ * 40 rows of x are three GEMMs of 17, 17 and 6. */
+static void test_parts(void **state)
+{
+	static const enum kn_weight_type types[] = {KN_Q4_K, KN_F16, KN_F32};
+	static const uint32_t rows[] = {70, 5, 9};
+	static const enum kn_weight_type others[] = {KN_Q8_0, KN_BF16, KN_Q5_1};
+	struct fixture f;
+
+	(void)state;
+	fixture_create(&f, 256, 3, types, rows);
+	check_fixture(&f);
+	fixture_destroy(&f);
+	fixture_create(&f, 96, 3, others, rows);
+	check_fixture(&f);
+	fixture_destroy(&f);
+}
+
+/* More rows than a tile has. */
+static void test_tiles(void **state)
+{
+	static const enum kn_weight_type type = KN_F16;
+	static const uint32_t rows = 4096 + 40;
+	struct fixture f;
+
+	(void)state;
+	fixture_create(&f, 32, 1, &type, &rows);
+	float *y = multiply(&f, KN_PRECISION_DEFAULT, 3);
+
+	kvt_assert_close("two tiles", y, f.want, 3 * (size_t)rows, 4e-3, 5e-4);
+	kvt_free(y);
+	fixture_destroy(&f);
+}
+
+/* Activations that f16 does not hold: rows keep their own scale. */
+static void test_large_activations(void **state)
+{
+	static const enum kn_weight_type type = KN_Q8_0;
+	static const uint32_t rows = 20;
+	struct fixture f;
+
+	(void)state;
+	fixture_create(&f, 64, 1, &type, &rows);
+	for (uint32_t n = 0; n < COUNT; n++)
+		for (uint32_t k = 0; k < 64; k++)
+			f.host_x[n * f.x_stride + k] *= n % 2 ? 1e7f : 1e-7f;
+	dev_write(f.x, f.host_x, COUNT * f.x_stride * sizeof(float));
+	exact_product(&f);
+	float *y = multiply(&f, KN_PRECISION_DEFAULT, COUNT);
+
+	for (uint32_t n = 0; n < COUNT; n++)
+		kvt_assert_close("a row", y + n * rows, f.want + n * rows, rows, 4e-3, 1e-3);
+	kvt_free(y);
+	fixture_destroy(&f);
+}
+
+/* Bias and residual, in rows with a gap, which stays; the second GEMM's rows, too. */
+static void test_bias_and_add(void **state)
+{
+	static const enum kn_weight_type types[] = {KN_Q6_K, KN_Q4_0};
+	static const uint32_t rows[] = {6, 7};
+	enum { ROWS = 13, STRIDE = ROWS + 3, SOME = 19 };
+	float bias[ROWS], before[SOME * STRIDE];
+	struct kv_random random;
+	struct fixture f;
+
+	(void)state;
+	fixture_create(&f, 256, 2, types, rows);
+	kv_random_seed(&random, 3);
+	kvt_fill_peaky(&random, bias, ROWS, 10.0f);
+	kvt_fill_peaky(&random, before, SOME * STRIDE, 10.0f);
+	struct kn_matmul_arguments a = {
+	    .x = f.x,
+	    .x_stride = f.x_stride,
+	    .y = dev_upload(before, sizeof before),
+	    .y_stride = STRIDE,
+	    .bias = dev_upload(bias, sizeof bias),
+	    .count = SOME,
+	};
+	float *plain = multiply(&f, KN_PRECISION_DEFAULT, SOME);
+
+	a.add = a.y;
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_OK);
+	dev_wait();
+	float *y = dev_fetch(a.y, sizeof before);
+
+	for (uint32_t n = 0; n < SOME; n++)
+		for (uint32_t r = 0; r < STRIDE; r++) {
+			float want = before[n * STRIDE + r];
+
+			if (r < ROWS) want = plain[n * ROWS + r] + bias[r] + before[n * STRIDE + r];
+			kvt_assert_same_bits("bias and add", &y[n * STRIDE + r], &want, sizeof want);
+		}
+	kvt_free(y);
+	kvt_free(plain);
+	dev_free(a.y);
+	dev_free((void *)(uintptr_t)a.bias);
+	fixture_destroy(&f);
+}
+
+static void test_refusals(void **state)
+{
+	static const enum kn_weight_type type = KN_F32;
+	static const uint32_t rows = 4;
+	struct kn_matmul_arguments a = {.count = 1};
+	struct fixture f;
+
+	(void)state;
+	fixture_create(&f, 64, 1, &type, &rows);
+	a.x = f.x;
+	a.x_stride = f.x_stride;
+	a.y = f.gemm.scratch;
+	a.y_stride = rows;
+	f.gemm.max_columns = 32;
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_INVALID);
+	a.count = 0;
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_OK);
+	a.count = 1;
+	f.gemm.max_columns = MAX_COLUMNS;
+	cublasHandle_t handle = f.gemm.handle;
+
+	f.gemm.handle = NULL;
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_INTERNAL);
+	assert_non_null(strstr(kv_error_message(), "cuBLAS"));
+	f.gemm.handle = handle;
+	fixture_destroy(&f);
+}
+
+int main(void)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(test_parts),
+	    cmocka_unit_test(test_tiles),
+	    cmocka_unit_test(test_large_activations),
+	    cmocka_unit_test(test_bias_and_add),
+	    cmocka_unit_test(test_refusals),
+	};
+
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
