@@ -22,7 +22,7 @@ struct daemon {
 };
 
 static const char *const fault_points[] = {"store.hello", "store.reserve", "store.evict",
-    "store.commit", "disk.write", "disk.read", "disk.full", "disk.error", NULL};
+    "store.commit", "disk.write", "disk.read", "disk.hang", "disk.full", "disk.error", NULL};
 
 static void reload(struct daemon *daemon)
 {

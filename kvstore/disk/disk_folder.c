@@ -134,6 +134,14 @@ static enum kv_status file_failure(const char *what, const char *name)
 	return kv_fail(status, "%s cannot be %s: %s", name, what, strerror(errno));
 }
 
+/* A disk may hang instead of failing: this call does not come back then. */
+static void hang_if_asked(void)
+{
+	if (!kv_fault_fires("disk.hang")) return;
+	for (;;)
+		pause();
+}
+
 /* ---- writing ---- */
 
 static enum kv_status write_all(
@@ -154,6 +162,7 @@ static enum kv_status write_all(
 static enum kv_status write_file(int descriptor, const char *name, const uint8_t *front,
     size_t front_bytes, const uint8_t *data, size_t data_bytes)
 {
+	hang_if_asked();
 	if (kv_fault_fires("disk.full")) {
 		errno = ENOSPC;
 		return file_failure("written", name);
@@ -262,6 +271,7 @@ static enum kv_status open_to_read(
     const struct kvs_disk_folder *folder, const char *name, int *descriptor)
 {
 	kv_fault_stop("disk.read");
+	hang_if_asked();
 	if (kv_fault_fires("disk.error")) {
 		errno = EIO;
 		return file_failure("read", name);

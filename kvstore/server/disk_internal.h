@@ -23,7 +23,6 @@ enum {
 	KVS_DISK_AGAIN_MS = 500, /* after a failure; twice as long after each further one */
 	KVS_DISK_LATER_MS = 32000,
 	KVS_DISK_FULL_MS = 60000,
-	KVS_DISK_FLUSH_MS = 5000,
 	KVS_DISK_TEXT = 256
 };
 

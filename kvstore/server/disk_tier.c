@@ -202,11 +202,13 @@ enum kv_status kvs_disk_start(struct kvs_server *server)
 
 void kvs_disk_flush(struct kvs_server *server)
 {
-	const uint64_t deadline = kv_now_ms() + KVS_DISK_FLUSH_MS;
+	const uint64_t wait_ms = server->settings->end_wait_ms;
+	const uint64_t deadline = kv_now_ms() + wait_ms / 2;
 	struct kvs_disk *disk = server->disk;
 
 	if (!disk) return;
-	kv_sd_extend_timeout(server->notify, 2 * KVS_DISK_FLUSH_MS);
+	/* And for what follows. */
+	kv_sd_extend_timeout(server->notify, 2 * wait_ms);
 	while (server->running && (disk->listing || disk->queue_count || disk->writing) &&
 	       kv_now_ms() < deadline && kv_now_ms() >= disk->write_again_ms) {
 		kvs_disk_write_next(disk);

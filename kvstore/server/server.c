@@ -15,11 +15,7 @@
 #define USUAL_REGION (UINT64_C(256) << 20)
 /* With isolation every tenant has regions of its own, and a region keeps the loop while it is made.
  */
-enum {
-	USUAL_PARTS = 4,
-	ISOLATED_PARTS = 32,
-	JOBS_END_MS = 10000 /* at the end, for what pool threads are at */
-};
+enum { USUAL_PARTS = 4, ISOLATED_PARTS = 32 };
 
 /* ---- time ---- */
 
@@ -197,13 +193,13 @@ fail:
  * does not: a disk can hang. */
 static bool wait_for_jobs(struct kvs_server *server)
 {
-	const uint64_t deadline = kv_now_ms() + JOBS_END_MS;
+	const uint64_t wait_ms = server->settings->end_wait_ms, deadline = kv_now_ms() + wait_ms;
 
 	while (server->jobs && kv_now_ms() < deadline && kv_loop_run_for(server->loop, 10) == KV_OK) {
 	}
 	if (server->jobs)
-		kv_error(KVS_MODULE, "%u reads or writes did not end within %d s: going without them",
-		    server->jobs, (int)JOBS_END_MS / 1000);
+		kv_error(KVS_MODULE, "%u reads or writes did not end within %llu ms: going without them",
+		    server->jobs, (unsigned long long)wait_ms);
 	return !server->jobs;
 }
 

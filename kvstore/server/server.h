@@ -27,7 +27,7 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
     struct kvs_server **server);
 
 /* Close every connection, remove the sockets, give all memory back. NULL is allowed. False when a
- * read or write on a pool thread does not end within ten seconds, as on a disk that hangs: the
+ * read or write on a pool thread does not end within end_wait_ms, as on a disk that hangs: the
  * arena was handed over as at any other end, the rest is left, and the process is to _exit. */
 bool kvs_server_destroy(struct kvs_server *server);
 

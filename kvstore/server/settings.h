@@ -19,7 +19,7 @@ struct kvs_settings {
 	const char *listen, *secret_file; /* for workers on other hosts; NULL or "": none */
 	const char *remote_tenant;
 	const char *trusted_network; /* NULL or "": none, no UCX between hosts */
-	uint64_t memory; /* 0: chosen by kvs_settings_complete */
+	uint64_t memory;             /* 0: chosen by kvs_settings_complete */
 	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
 	int transport;   /* enum kvs_transport_choice */
 	int verify;      /* enum kvs_verify */
@@ -38,6 +38,7 @@ struct kvs_settings {
 	uint32_t user_connections; /* 0: chosen */
 	uint64_t frame_memory;
 	int log_level; /* enum kv_log_level */
+	uint64_t end_wait_ms;
 	const char *faults;
 };
 

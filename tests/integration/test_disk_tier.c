@@ -1,5 +1,6 @@
 /* Segments in files: a working set larger than memory, restarts, damage, a full disk, a folder that
  * is taken or gone, and a store that is killed while it writes. */
+#include "tests/lib/service_manager.h"
 #include "tests/lib/store_client_test.h"
 
 #include <dirent.h>
@@ -671,6 +672,101 @@ static int open_only(const char *address)
 	return test_open(store, NULL, 0, &sequence) != KV_OK;
 }
 
+/* How the store ended that was told to; -1: it did not, and is killed. */
+static int end_of_store(unsigned wait_ms)
+{
+	const uint64_t deadline = store_fixture_now() + wait_ms;
+	int status = 0;
+
+	store_fixture_signal(&fixture, SIGTERM);
+	while (waitpid(fixture.pid, &status, WNOHANG) == 0) {
+		if (store_fixture_now() < deadline) {
+			store_fixture_sleep(10);
+			continue;
+		}
+		store_fixture_kill(&fixture);
+		return -1;
+	}
+	fixture.pid = 0;
+	return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static bool log_says(const char *words)
+{
+	static char text[1 << 16];
+	FILE *file = fopen(fixture.log, "r");
+
+	assert_non_null(file);
+	text[fread(text, 1, sizeof text - 1, file)] = '\0';
+	fclose(file);
+	return strstr(text, words) != NULL;
+}
+
+/* A disk that hangs, in a write or in a read, does not keep the store from ending. It fails then,
+ * leaves no socket, and the next one has the folder and what was whole in it. */
+static void test_hanging_disk(void **state)
+{
+	const char *const hangs[] = {"--faults=disk.hang=1@3", "--faults=disk.hang=1"};
+
+	(void)state;
+	for (int reads = 0; reads < 2; reads++) {
+		const char *all[9] = {transport_option, disk_option, "--memory=6MiB", "--disk-size=64MiB",
+		    "--end-wait=600ms", "--disk-wait=300ms", hangs[reads]};
+		const uint64_t start = store_fixture_now();
+
+		assert_true(store_fixture_start(&fixture, all));
+		store = test_connect(&fixture, "worker");
+		if (reads) {
+			/* Whoever asked waits for its time. */
+			assert_true(hits(1) < CUTS);
+		} else {
+			test_store_prompt(store, 1);
+			wait_files(CUTS);
+			test_store_prompt(store, 2);
+		}
+		kvc_close(store);
+		store = NULL;
+		assert_int_equal(end_of_store(PATIENCE_MS), 1);
+		assert_true(store_fixture_now() < start + PATIENCE_MS / 2);
+		assert_true(log_says("reads or writes did not end within 600 ms"));
+		assert_int_equal(access(fixture.socket, F_OK), -1);
+		assert_int_equal(access(fixture.stats, F_OK), -1);
+	}
+	start(NULL);
+	assert_int_equal(hits(1), CUTS);
+	assert_int_equal((int)stat_of("disk_set_aside_total"), 0);
+	test_store_prompt(store, 2);
+	assert_int_equal(hits(2), CUTS);
+}
+
+/* What is in memory is handed over all the same. */
+static void test_hanging_disk_and_warm_restart(void **state)
+{
+	const char *const usual[] = {transport_option, "--memory=6MiB", NULL};
+	const char *const hanging[] = {transport_option, disk_option, "--memory=6MiB",
+	    "--disk-size=64MiB", "--end-wait=600ms", "--faults=disk.hang=1", NULL};
+	static struct service_manager manager;
+
+	(void)state;
+	assert_true(service_manager_init(&manager, &fixture));
+	assert_true(service_manager_start(&manager, &fixture, hanging));
+	store = test_connect(&fixture, "worker");
+	test_store_prompt(store, 1);
+	kvc_close(store);
+	store = NULL;
+	/* It ended with 1. */
+	assert_false(service_manager_stop(&manager, &fixture));
+	assert_int_equal(fixture.pid, 0);
+	assert_true(log_says("arena kept for the next start"));
+	assert_true(service_manager_start(&manager, &fixture, usual));
+	store = test_connect(&fixture, "worker");
+	assert_int_equal(hits(1), CUTS);
+	kvc_close(store);
+	store = NULL;
+	assert_true(service_manager_stop(&manager, &fixture));
+	service_manager_deinit(&manager);
+}
+
 int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
@@ -691,6 +787,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(test_memory_in_use, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_deadline, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(test_isolation, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_hanging_disk, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(test_hanging_disk_and_warm_restart, set_up, tear_down),
 	};
 
 	const struct CMUnitTest over_ucx[] = {tests[0], tests[1], tests[2]};
