@@ -212,6 +212,9 @@ static const struct kv_option options[] = {
 		GW_SERVE, 1, 16),
 	NUMBER("max-requests", max_requests, "64", "requests", "Requests that may wait, at most.",
 		GW_SERVE, 1, 4096),
+	OTHER(KV_OPTION_DURATION, "decode-latency-target", latency_ms, "100ms",
+		"How long running answers may wait for their next token while a prompt is computed; one "
+		"chunk of a layer comes on top.", GW_SERVE, 1, LONGEST_MS),
 	STRING("api-key-file", api_key_file, NULL, "FILE",
 		"Keys of clients, a line each, that nobody else may read. Without it nobody needs one.",
 		GW_SERVE),

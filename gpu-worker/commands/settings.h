@@ -52,7 +52,7 @@ struct gw_settings {
 	/* serve */
 	const char *listen;
 	uint32_t max_sequences, max_requests;
-	uint64_t max_body, idle_ms, drain_ms;
+	uint64_t max_body, idle_ms, drain_ms, latency_ms;
 	/* log */
 	int log_level;                   /* words: error warning info debug */
 	const char *faults;              /* where the worker stops itself, for tests */

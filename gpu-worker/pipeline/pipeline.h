@@ -89,6 +89,16 @@ uint32_t gw_sequence_prefix_hit(const struct gw_sequence *sequence);
 enum kv_status gw_run_prompt(struct gw_sequence *sequence, float *logits, double *mean_nll,
 	gw_progress *progress, void *progress_context);
 
+/* The same in units, a chunk of a layer or a layer's end: others of the pipeline's sequences may
+ * decode between them, but no other prompt may be open. step: the next one; *done is set after the
+ * last, when logits are there. A failure ends the run and the sequence. close: in any case, before
+ * the sequence is closed; an unfinished run gives back what it reserved. NULL is allowed. */
+struct gw_prompt_run;
+enum kv_status gw_prompt_open(struct gw_sequence *sequence, double *mean_nll,
+	gw_progress *progress, void *progress_context, struct gw_prompt_run **prompt);
+enum kv_status gw_prompt_step(struct gw_prompt_run *prompt, float *logits, int *done);
+void gw_prompt_close(struct gw_prompt_run *prompt);
+
 /* Negative log likelihood of a token under logits[vocabulary]. */
 double gw_token_nll(const float *logits, uint32_t vocabulary, int32_t token);
 

@@ -125,14 +125,14 @@ enum kv_status gw_prompt_begin(struct gw_prompt_run *run, struct gw_sequence *se
 	return reserve(run);
 }
 
-void gw_prompt_end(struct gw_prompt_run *run, enum kv_status status)
+void gw_prompt_end(struct gw_prompt_run *run)
 {
 	struct gw_sequence *sequence = run->sequence;
 	const struct gw_pipeline_options *o = &sequence->pipeline->options;
 	const struct kn_device *device = &sequence->pipeline->device;
 
-	if (status != KV_OK) gw_pipeline_settle(sequence->pipeline);
-	if (status != KV_OK && run->reserved != NULL && run->new_count > 0 &&
+	if (!run->whole) gw_pipeline_settle(sequence->pipeline);
+	if (!run->whole && run->reserved != NULL && run->new_count > 0 &&
 		run->reserved[0] != NULL)
 		kvc_release(sequence->stored, run->reserved, run->new_count);
 	if (sequence->stored != NULL) kvc_sequence_release_pieces(sequence->stored);

@@ -10,7 +10,10 @@ struct gw_prompt_run {
 	const struct gw_model_shape *shape;
 	gw_progress *progress;
 	void *progress_context;
-	int every_row;            /* the last layer's rows are all wanted, for the mean NLL */
+	double *mean_nll;         /* NULL, or the last layer's rows are all wanted */
+	uint32_t layer, at;       /* what comes next: a layer's chunk, or at the prompt's end its end */
+	int embedded, ended;
+	int whole;                /* it ended well: segments are committed */
 	uint32_t first;           /* first token that is computed */
 	uint32_t hit;             /* tokens whose KV is stored: shared segments, then pieces */
 	uint32_t own_start;       /* first token of the layer buffer: where sharing ends */
@@ -37,8 +40,8 @@ struct gw_prompt_run {
 };
 
 enum kv_status gw_prompt_begin(struct gw_prompt_run *run, struct gw_sequence *sequence);
-/* Frees; gives reserved segments back when the run failed. */
-void gw_prompt_end(struct gw_prompt_run *run, enum kv_status status);
+/* Frees; gives reserved segments back unless the run came to its end. */
+void gw_prompt_end(struct gw_prompt_run *run);
 
 /* Residual rows of all tokens that are computed. */
 enum kv_status gw_prompt_embed(struct gw_prompt_run *run);

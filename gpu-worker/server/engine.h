@@ -2,8 +2,9 @@
  *
  * Between it and the event loop are two rings, messages in and events out, and nothing else is
  * shared. A request belongs to the engine from gw_engine_submit until its last event. One prompt
- * is prefilled at a time; between prompts every running sequence gets a token. A failure ends the
- * request that it concerns and no other.
+ * is prefilled at a time, in units of a layer's chunk; between them every running sequence gets a
+ * token each time that `latency_ms` is nearly over. A failure ends the request that it concerns and
+ * no other.
  */
 #ifndef GW_SERVER_ENGINE_H
 #define GW_SERVER_ENGINE_H
@@ -73,6 +74,7 @@ struct gw_engine_options {
 	const struct gw_tokenizer *tokenizer;
 	uint32_t max_sequences; /* that run at once, ≤ KN_MAX_DECODE_ROWS */
 	uint32_t max_requests;  /* that wait beside them */
+	uint64_t latency_ms;    /* that running answers may wait for a token, but for one unit */
 	struct gw_engine_hooks hooks;
 	gw_engine_callback *on_event; /* on the loop's thread */
 	void *event_context;

@@ -51,6 +51,9 @@ struct gw_engine {
 	enum gw_engine_state state;
 	char reason[GW_EVENT_TEXT_BYTES];
 	struct gw_engine_request *first, *last; /* waiting */
+	struct gw_engine_request *prefilling; /* NULL or the one whose prompt is being computed */
+	uint64_t unit_ns;                     /* that the last unit of a prompt took */
+	uint64_t stepped_ns;                  /* when the running ones got their last token */
 	struct gw_engine_request *running[KN_MAX_DECODE_ROWS];
 	uint32_t running_count;
 	float *logits; /* [max_batch][vocabulary] */

@@ -1,5 +1,6 @@
-/* The engine thread. Each turn: messages → store there? → begin one waiting request → one token for
- * every running one → counters. It sleeps only when there is nothing to run. */
+/* The engine thread. Each turn: messages → store there? → begin a waiting request, or compute more
+ * of its prompt → one token for every running one → counters. It sleeps only when there is nothing
+ * to run. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -90,6 +91,8 @@ static void cancel(struct gw_engine *engine, uint64_t id)
 		if (r->id == id) r->cancelled = true;
 	for (uint32_t i = 0; i < engine->running_count; i++)
 		if (engine->running[i]->id == id) engine->running[i]->cancelled = true;
+	if (engine->prefilling != NULL && engine->prefilling->id == id)
+		engine->prefilling->cancelled = true;
 }
 
 static void take_messages(struct gw_engine *engine)
@@ -281,24 +284,56 @@ static void begin_one(struct gw_engine *engine)
 	struct gw_engine_request *request;
 	enum kv_status status;
 
-	if (engine->pipeline == NULL || engine->first == NULL ||
+	if (engine->pipeline == NULL || engine->first == NULL || engine->prefilling != NULL ||
 	    engine->running_count == engine->options.max_sequences)
 		return;
 	request = take_first(engine);
 	status = open_session(engine, request);
-	if (status != KV_OK) {
+	if (status == KV_OK) {
+		request->progress_ms = kv_now_ms();
+		status =
+		    explain(request->session, gw_session_begin(request->session, show_prefill, request));
+	}
+	if (status == KV_OK)
+		engine->prefilling = request;
+	else
 		finish(engine, request, status);
+}
+
+/* One unit of the prompt. Its request runs when the first token is there. */
+static void advance(struct gw_engine *engine)
+{
+	struct gw_engine_request *request = engine->prefilling;
+	uint64_t start = kv_now_ns();
+	enum kv_status status = KV_OK;
+	int ready = 0;
+
+	if (request->cancelled || engine->stopping)
+		status = KV_CANCELLED;
+	else
+		status = gw_session_advance(request->session, &ready);
+	engine->unit_ns = kv_now_ns() - start;
+	if (status == KV_OK && !ready) return;
+	engine->prefilling = NULL;
+	if (status == KV_OK) {
+		send_text(engine, request);
+		engine->running[engine->running_count++] = request;
 		return;
 	}
-	engine->running[engine->running_count++] = request;
-	request->progress_ms = kv_now_ms();
-	status = gw_session_start(request->session, show_prefill, request);
-	if (status == KV_OK) send_text(engine, request);
-	if (status == KV_OK && gw_session_finish(request->session) == GW_RUNNING) return;
 	if (status == KV_CANCELLED) status = why_cancelled(engine);
-	status = explain(request->session, status);
-	remove_running(engine, engine->running_count - 1);
-	finish(engine, request, status);
+	finish(engine, request, explain(request->session, status));
+}
+
+/* As many units as the running answers' next token leaves time for, and at least one. */
+static void prefill(struct gw_engine *engine)
+{
+	uint64_t latency_ns = engine->options.latency_ms * 1000000;
+
+	while (engine->prefilling != NULL) {
+		advance(engine);
+		take_messages(engine);
+		if (kv_now_ns() + engine->unit_ns > engine->stepped_ns + latency_ns) return;
+	}
 }
 
 /* One token for each of some requests. Outcomes are kept in their results for sweep. */
@@ -359,6 +394,7 @@ static void step_all(struct gw_engine *engine)
 	uint32_t most = engine->pipeline != NULL ? gw_pipeline_options(engine->pipeline)->max_batch : 1;
 
 	sweep(engine);
+	engine->stepped_ns = kv_now_ns();
 	for (uint32_t at = 0; at < engine->running_count; at += most) {
 		uint32_t left = engine->running_count - at;
 
@@ -370,13 +406,16 @@ static void step_all(struct gw_engine *engine)
 static void report(struct gw_engine *engine)
 {
 	const struct gw_engine_hooks *hooks = &engine->options.hooks;
-	struct gw_sequence *sequences[KN_MAX_DECODE_ROWS];
+	struct gw_sequence *sequences[KN_MAX_DECODE_ROWS + 1];
+	uint32_t count = engine->running_count;
 
 	if (engine->pipeline == NULL || kv_now_ms() < engine->report_ms) return;
 	engine->report_ms = kv_now_ms() + REPORT_MS;
 	for (uint32_t i = 0; i < engine->running_count; i++)
 		sequences[i] = gw_session_sequence(engine->running[i]->session);
-	hooks->report(hooks->context, sequences, engine->running_count);
+	if (engine->prefilling != NULL)
+		sequences[count++] = gw_session_sequence(engine->prefilling->session);
+	hooks->report(hooks->context, sequences, count);
 }
 
 static void sleep_until(struct gw_engine *engine, uint64_t deadline_ms)
@@ -399,13 +438,15 @@ void *gw_engine_main(void *context)
 		reach_store(engine);
 		refuse_waiting(engine);
 		begin_one(engine);
+		prefill(engine);
 		step_all(engine);
 		report(engine);
-		if (!engine->stopping && engine->running_count == 0 &&
+		if (!engine->stopping && engine->running_count == 0 && engine->prefilling == NULL &&
 		    (engine->first == NULL || engine->pipeline == NULL))
 			sleep_until(engine, kv_now_ms() + REPORT_MS);
 	}
 	refuse_waiting(engine);
+	if (engine->prefilling != NULL) advance(engine);
 	sweep(engine);
 	engine->report_ms = 0;
 	report(engine);

@@ -19,6 +19,9 @@ struct gw_session {
 	struct kv_allocator *allocator;
 	const struct gw_tokenizer *tokenizer;
 	struct gw_sequence *sequence;
+	struct gw_prompt_run *prompt; /* while it is being computed */
+	gw_progress *progress;
+	void *progress_context;
 	struct gw_sampler sampler;
 	struct gw_stream_decoder *decoder;
 	struct parameters parameters;
@@ -251,6 +254,7 @@ void gw_session_close(struct gw_session *session)
 
 	if (session == NULL) return;
 	o = gw_pipeline_options(session->pipeline);
+	gw_prompt_close(session->prompt);
 	gw_sequence_close(session->sequence, session->keep);
 	gw_stream_decoder_destroy(session->decoder);
 	if (session->logits != NULL) o->ops->buffer_destroy(o->backend, session->logits);
@@ -375,16 +379,42 @@ enum kv_status gw_session_pick(struct gw_session *session, const float *logits)
 	return status == KV_OK ? KV_OK : fail(session, status);
 }
 
-enum kv_status gw_session_start(struct gw_session *session, gw_progress *progress, void *context)
+enum kv_status gw_session_begin(struct gw_session *session, gw_progress *progress, void *context)
 {
 	enum kv_status status;
 
+	session->progress = progress;
+	session->progress_context = context;
+	if (session->finish != GW_RUNNING || session->resumed) return KV_OK;
+	status = gw_prompt_open(session->sequence, NULL, progress, context, &session->prompt);
+	return status == KV_OK ? KV_OK : fail(session, status);
+}
+
+enum kv_status gw_session_advance(struct gw_session *session, int *ready)
+{
+	enum kv_status status;
+
+	*ready = 1;
 	if (session->finish != GW_RUNNING) return KV_OK;
 	status = session->resumed
-		? gw_sequence_replay(session->sequence, session->logits, progress, context)
-		: gw_run_prompt(session->sequence, session->logits, NULL, progress, context);
+		? gw_sequence_replay(session->sequence, session->logits, session->progress,
+			session->progress_context)
+		: gw_prompt_step(session->prompt, session->logits, ready);
 	if (status != KV_OK) return fail(session, status);
+	if (!*ready) return KV_OK;
+	gw_prompt_close(session->prompt);
+	session->prompt = NULL;
 	return gw_session_pick(session, session->logits);
+}
+
+enum kv_status gw_session_start(struct gw_session *session, gw_progress *progress, void *context)
+{
+	int ready = 0;
+
+	KV_TRY(gw_session_begin(session, progress, context));
+	while (!ready)
+		KV_TRY(gw_session_advance(session, &ready));
+	return KV_OK;
 }
 
 enum kv_status gw_session_step(struct gw_session *session)

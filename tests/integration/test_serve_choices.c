@@ -5,6 +5,7 @@
 #include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -237,6 +238,46 @@ static void a_client_that_leaves_ends_all_choices(void **state)
 	assert_true(serve_wait_number(&worker, "running", 0));
 }
 
+static uint32_t tokens_told(const struct serve_call *call)
+{
+	const char *last = NULL;
+
+	for (const char *at = call->raw; at != NULL && (at = strstr(at, "{\"tokens\":")) != NULL; at++)
+		last = at;
+	return last != NULL ? (uint32_t)strtoul(last + 10, NULL, 10) : 0;
+}
+
+/* With a latency target of 1 ms each unit of the long prompt, four layers of some ten chunks, is
+ * followed by a token of the answer that runs. */
+static void an_answer_goes_on_while_a_prompt_is_computed(void **state)
+{
+	static char body[40000];
+	struct serve_call running, waiting;
+	uint32_t before;
+	size_t length;
+
+	(void)state;
+	assert_true(serve_call_open(&running, &worker, "POST", "/v1/completions",
+	    "{\"prompt\":\"the in on and\",\"max_tokens\":8000,\"ignore_end\":true,\"stream\":true}"));
+	assert_true(serve_call_tokens(&running, 3));
+	length = (size_t)snprintf(body, sizeof body, "{\"max_tokens\":1,\"stream\":true,\"prompt\":[");
+	for (unsigned i = 0; i < 5000; i++)
+		length += (size_t)snprintf(body + length, sizeof body - length, "%u,", 40 + i * i % 61);
+	snprintf(body + length - 1, sizeof body - length, "]}");
+	assert_true(serve_call_open(&waiting, &worker, "POST", "/v1/completions", body));
+	assert_true(serve_call_read(&waiting, ": prefill "));
+	while (!serve_call_ended(&running) && tokens_told(&running) < 3)
+		;
+	before = tokens_told(&running);
+	assert_true(serve_call_tokens(&waiting, 1));
+	(void)serve_call_ended(&running);
+	print_message("%u tokens while 5,000 were prefilled\n", tokens_told(&running) - before);
+	assert_true(tokens_told(&running) >= before + 10);
+	serve_call_close(&running);
+	serve_call_close(&waiting);
+	assert_true(serve_wait_number(&worker, "running", 0));
+}
+
 /* More than the worker takes is refused whole. */
 static void too_many_choices_are_refused(void **state)
 {
@@ -256,7 +297,8 @@ static int start(void **state)
 {
 	const char *const arguments[] = {"--model", MODEL, "--store", "none", "--local-memory", "64MiB",
 	    "--budget", "48", "--sinks", "4", "--window", "32", "--fold", "32", "--segment", "64",
-	    "--cluster-tokens", "8", "--dense-layers", "1", "--max-requests", "8", NULL};
+	    "--cluster-tokens", "8", "--dense-layers", "1", "--max-requests", "8",
+	    "--decode-latency-target", "1ms", NULL};
 
 	(void)state;
 	return serve_fixture_start(&worker, arguments, true) ? 0 : -1;
@@ -278,6 +320,7 @@ int main(void)
 	    cmocka_unit_test(choices_are_streamed),
 	    cmocka_unit_test(penalties_keep_tokens_from_coming_again),
 	    cmocka_unit_test(a_client_that_leaves_ends_all_choices),
+	    cmocka_unit_test(an_answer_goes_on_while_a_prompt_is_computed),
 	    cmocka_unit_test(too_many_choices_are_refused),
 	};
 
