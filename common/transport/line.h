@@ -23,7 +23,7 @@ extern "C" {
 #endif
 
 enum {
-	KV_LINE_SLOTS = 16,
+	KV_LINE_SLOTS = 24, /* above what a worker asks for at a time: some are still being sent */
 	KV_LINE_SLOT_BYTES = 256 << 10,
 	KV_LINE_TEXT = 1024 /* UCX's address, or why it failed */
 };

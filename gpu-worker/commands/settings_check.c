@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "common/transport/secret.h"
+#include "common/transport/trusted_network.h"
 #include "gpu-worker/commands/settings.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/api_keys.h"
@@ -186,9 +187,12 @@ static enum kv_status look_at_keys(const char *path)
 enum kv_status gw_settings_look(const struct kv_command *command, const void *opaque)
 {
 	const struct gw_settings *s = opaque;
+	struct kv_trusted_network network;
 
 	KV_TRY(gw_worker_look(s, kv_heap(), (command->bit & GW_MODEL_COMMANDS) != 0));
 	KV_TRY(look_at_secret(s->store_secret));
+	if (s->trusted_network != NULL && *s->trusted_network != '\0')
+		KV_TRY(kv_trusted_network_find(s->trusted_network, &network));
 	KV_TRY(look_at_keys(s->api_key_file));
 	KV_TRY(look_at_file("prompt-file", s->prompt_file));
 	KV_TRY(look_at_file("tokens-file", s->tokens_file));

@@ -44,15 +44,14 @@ static void on_line(void *context, struct kv_watch *watch, unsigned events)
 
 	(void)watch;
 	(void)events;
-	while (peer->line) {
+	for (;;) {
 		if (kv_line_hear(peer->line->line, &message) != KV_OK) {
 			lose(peer);
-			break;
+			return;
 		}
-		if (message.kind == KV_LINE_NOTHING) break;
+		if (message.kind == KV_LINE_NOTHING) return;
 		if (message.kind == KV_LINE_SENT) peer->line->busy &= ~(UINT32_C(1) << message.slot);
 	}
-	kvs_peer_resume(peer);
 }
 
 static enum kv_status open_line(struct kvs_peer *peer, const ProtobufCBinaryData *address)
@@ -98,15 +97,12 @@ static uint32_t free_slot(const struct kvs_line *line)
 	return slot;
 }
 
-bool kvs_line_full(const struct kvs_peer *peer)
-{
-	return peer->line && peer->line->busy == ALL_SLOTS;
-}
-
 enum kv_status kvs_line_room(struct kvs_peer *peer, size_t bytes, uint8_t **room)
 {
 	if (!peer->line) return kv_fail(KV_UNSUPPORTED, "there is no line to this worker, or no more");
-	if (kvs_line_full(peer)) return kv_fail(KV_BUSY, "all of the line is being sent");
+	/* The worker has given up what is being sent, or would not ask for so much. */
+	if (peer->line->busy == ALL_SLOTS)
+		return kv_fail(KV_UNSUPPORTED, "the line to this worker takes nothing");
 	if (bytes > KV_LINE_SLOT_BYTES)
 		return kv_fail(KV_LIMIT, "a fetch over a line is of %d bytes at most, not of %zu",
 		    (int)KV_LINE_SLOT_BYTES, bytes);

@@ -144,8 +144,7 @@ void kvs_peer_finish(struct kvs_peer *peer)
 static bool is_read(const struct kvs_peer *peer)
 {
 	return !peer->waiting && !peer->closing_ms &&
-	       !(peer->secure && kv_frame_writer_queued(peer->writer) >= KVS_REMOTE_QUEUED) &&
-	       !kvs_line_full(peer);
+	       !(peer->secure && kv_frame_writer_queued(peer->writer) >= KVS_REMOTE_QUEUED);
 }
 
 static void watch_what_is_wanted(struct kvs_peer *peer)
@@ -158,11 +157,6 @@ static void watch_what_is_wanted(struct kvs_peer *peer)
 	    (reads ? KV_LOOP_READABLE : 0u) | (writes ? KV_LOOP_WRITABLE : 0u) | KV_LOOP_HANGUP);
 	if (reads && peer->secure && kv_secure_pending(peer->secure))
 		kv_timer_start(peer->pending, 0, 0);
-}
-
-void kvs_peer_resume(struct kvs_peer *peer)
-{
-	watch_what_is_wanted(peer);
 }
 
 /* Send what the socket takes; false when the peer was closed over it. */

@@ -359,8 +359,6 @@ void kvs_peer_job_done(struct kvs_peer *peer);
 void kvs_peer_grown(struct kvs_peer *peer);
 /* The same of a prompt that waited for the disk tier. */
 void kvs_peer_loaded(struct kvs_peer *peer, Kv__Request *request);
-/* What it waited for is there: read it again. */
-void kvs_peer_resume(struct kvs_peer *peer);
 /* Stop reading, send what is queued, close. */
 void kvs_peer_finish(struct kvs_peer *peer);
 
@@ -452,12 +450,11 @@ enum kv_status kvs_put_inline(struct kvs_peer *peer, const Kv__PutRequest *put);
 /* ---- handle_line.c: the same over UCX, on a trusted network ---- */
 
 enum kv_status kvs_handle_line(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);
-/* Where the bytes of one fetch go to. KV_UNSUPPORTED: the peer has no line; KV_LIMIT. */
+/* Where the bytes of one fetch go to. KV_UNSUPPORTED: the peer has no line, or it takes nothing;
+ * KV_LIMIT. */
 enum kv_status kvs_line_room(struct kvs_peer *peer, size_t bytes, uint8_t **room);
 /* Send them. */
 enum kv_status kvs_line_send(struct kvs_peer *peer, uint64_t number, size_t bytes);
-/* Every slot is being sent: its next fetch waits. */
-bool kvs_line_full(const struct kvs_peer *peer);
 void kvs_line_close(struct kvs_peer *peer);
 
 /* ---- workers.c ---- */

@@ -207,6 +207,7 @@ static void store_facts(struct kvs_server *server, kvs_fact_sink sink, void *con
 	sink(context, "transport", server->transport->name, 0);
 	sink(context, "socket", server->settings->socket, 0);
 	if (server->remote.listener >= 0) sink(context, "listen", server->remote.where, 0);
+	if (server->remote.trusts) sink(context, "trusted_network", server->remote.network.device, 0);
 }
 
 /* ---- memcached's text ---- */

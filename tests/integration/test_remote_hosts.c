@@ -429,8 +429,8 @@ static void check_listeners(void)
 	assert_int_equal(count_listeners(worker.pid, at_worker), 2);
 }
 
-/* UCX listens on the trusted network alone; and that its process ends is no end of an answer,
- * whichever host's it is. */
+/* UCX listens on the trusted network alone; and that its process ends, or stands still, is no end
+ * of an answer, whichever host's it is. */
 static void what_ends_kvline_ends_nothing_else(void **state)
 {
 	int32_t *prompt = trial_prompt(&trial, 4, trial.prompt_tokens);
@@ -451,7 +451,7 @@ static void what_ends_kvline_ends_nothing_else(void **state)
 		assert_true(victim > 0);
 		assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions", long_one));
 		assert_true(serve_call_tokens(&call, 20));
-		assert_int_equal(kill(victim, SIGKILL), 0);
+		assert_int_equal(kill(victim, turn ? SIGSTOP : SIGKILL), 0);
 		assert_true(serve_call_finish(&call, &reply));
 		assert_int_equal(reply.code, 200);
 		assert_null(strstr(reply.body, "\"error\""));
@@ -478,6 +478,12 @@ static void a_cut_of_five_seconds_by_ucx(void **state)
 	(void)state;
 	interrupt(false);
 	assert_true(store_fixture_stat(&store, "fetched_ucx_bytes_total") > 0);
+}
+
+static void a_store_that_dies_while_it_sends_by_ucx(void **state)
+{
+	(void)state;
+	interrupt(true);
 }
 
 /* The worker ends with an error that says this, and the code. */
@@ -536,6 +542,8 @@ static int inside(const char *pid, const char *filter)
 	    cmocka_unit_test_setup_teardown(
 	        what_ends_kvline_ends_nothing_else, set_up_trusted, tear_down),
 	    cmocka_unit_test_setup_teardown(a_cut_of_five_seconds_by_ucx, set_up_trusted, tear_down),
+	    cmocka_unit_test_setup_teardown(
+	        a_store_that_dies_while_it_sends_by_ucx, set_up_trusted, tear_down),
 	    cmocka_unit_test_setup_teardown(who_does_not_trust_is_not_reached, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(
 	        another_network_is_told_in_words, set_up_trusted, tear_down),
