@@ -143,7 +143,7 @@ enum kv_status gw_engine_submit(
 	struct gw_engine_request *request;
 
 	if (engine->stop_sent) return kv_fail(KV_CANCELLED, "the worker is stopping");
-	if (engine->unfinished >= o->max_sequences + o->max_requests)
+	if (engine->unfinished >= gw_engine_capacity(engine))
 		return kv_fail(KV_BUSY, "%u requests run and %u wait, as many as --max-requests allows",
 		    o->max_sequences, o->max_requests);
 	request = kv_alloc_zero(o->allocator, sizeof *request);
@@ -176,6 +176,11 @@ void gw_engine_drain(struct gw_engine *engine)
 void gw_engine_stop(struct gw_engine *engine)
 {
 	if (!engine->stop_sent) engine->stop_sent = send(engine, GW_MESSAGE_STOP, 0, NULL);
+}
+
+uint32_t gw_engine_capacity(const struct gw_engine *engine)
+{
+	return engine->options.max_sequences + engine->options.max_requests;
 }
 
 uint32_t gw_engine_unfinished(const struct gw_engine *engine)

@@ -101,6 +101,8 @@ void gw_engine_drain(struct gw_engine *engine);
 /* End everything at the next step, in a way that others may resume. GW_ENGINE_ENDED follows. */
 void gw_engine_stop(struct gw_engine *engine);
 
+/* Requests that it takes at most: what runs and what waits. */
+uint32_t gw_engine_capacity(const struct gw_engine *engine);
 /* Requests without their last event, and those of them that have not begun. */
 uint32_t gw_engine_unfinished(const struct gw_engine *engine);
 uint32_t gw_engine_waiting(const struct gw_engine *engine);

@@ -27,7 +27,13 @@ static enum kv_status prepare(struct gw_exchange *exchange, struct gw_choice *ch
 enum kv_status gw_choices_submit(struct gw_exchange *exchange)
 {
 	uint32_t count = exchange->request.choices;
+	uint32_t most = gw_engine_capacity(exchange->server->options.engine);
 
+	if (count > most)
+		return kv_fail(KV_INVALID,
+		    "n: %u answers are more than the %u requests that this worker takes "
+		    "(--max-sequences and --max-requests); ask for fewer",
+		    count, most);
 	exchange->choices = kv_alloc_array_zero(exchange->allocator, count, sizeof *exchange->choices);
 	if (exchange->choices == NULL) return KV_NO_MEMORY;
 	exchange->choice_count = count;

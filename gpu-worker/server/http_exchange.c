@@ -205,17 +205,24 @@ static void put_health(struct gw_exchange *exchange)
 	exchange->code = ready ? 200 : 503;
 }
 
-static void put_models(struct gw_exchange *exchange)
+static void put_model(struct gw_exchange *exchange)
 {
 	const struct gw_http_model *model = &exchange->server->options.model;
 
-	kv_text_put(&exchange->out, "{\"object\":\"list\",\"data\":[{\"id\":");
+	kv_text_put(&exchange->out, "{\"id\":");
 	kv_text_put_json(&exchange->out, model->name);
 	kv_text_printf(&exchange->out,
 	    ",\"object\":\"model\",\"created\":%lld,\"owned_by\":\"clusterkv\","
-	    "\"context_length\":%u}]}\n",
+	    "\"context_length\":%u}",
 	    (long long)model->created, model->context);
 	exchange->code = 200;
+}
+
+static void put_models(struct gw_exchange *exchange)
+{
+	kv_text_put(&exchange->out, "{\"object\":\"list\",\"data\":[");
+	put_model(exchange);
+	kv_text_put(&exchange->out, "]}\n");
 }
 
 static void put_metrics(struct gw_exchange *exchange)
@@ -275,6 +282,10 @@ enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
 		break;
 	case GW_ROUTE_MODELS:
 		put_models(exchange);
+		break;
+	case GW_ROUTE_MODEL:
+		put_model(exchange);
+		kv_text_put(&exchange->out, "\n");
 		break;
 	case GW_ROUTE_METRICS:
 		put_metrics(exchange);

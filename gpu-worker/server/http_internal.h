@@ -32,6 +32,7 @@ enum gw_route {
 	GW_ROUTE_TOKENIZE,
 	GW_ROUTE_DETOKENIZE,
 	GW_ROUTE_MODELS,
+	GW_ROUTE_MODEL, /* the one that is served */
 	GW_ROUTE_HEALTH,
 	GW_ROUTE_METRICS
 };
@@ -52,7 +53,7 @@ struct gw_choice {
 	struct gw_session_request asked;
 	struct gw_token_record *records; /* [max_tokens], owned; NULL: not asked for */
 	uint32_t told;                   /* records that a stream has told */
-	size_t text_offset;              /* bytes of the answer before the next of them */
+	size_t text_offset;              /* characters of the answer before the next of them */
 	struct kv_text_buffer text;      /* of an answer that is told whole */
 	enum gw_finish finish;
 	json_t *report; /* a reference, once it has ended */

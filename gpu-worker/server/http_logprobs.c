@@ -92,6 +92,16 @@ static json_t *top_by_text(
 	return top;
 }
 
+/* A character that several tokens make counts with its first byte. */
+static size_t characters(struct gw_text_slice piece)
+{
+	size_t count = 0;
+
+	for (size_t i = 0; i < piece.length; i++)
+		if (((unsigned char)piece.bytes[i] & 0xC0U) != 0x80U) count++;
+	return count;
+}
+
 static json_t *completion_shape(const struct gw_tokenizer *tokenizer,
     const struct gw_token_record *records, uint32_t from, uint32_t to, size_t *text_offset)
 {
@@ -105,7 +115,7 @@ static json_t *completion_shape(const struct gw_tokenizer *tokenizer,
 		json_array_append_new(logprobs, json_real((double)records[i].logprob));
 		json_array_append_new(tops, top_by_text(tokenizer, &records[i]));
 		json_array_append_new(offsets, json_integer((json_int_t)*text_offset));
-		*text_offset += piece.length;
+		*text_offset += characters(piece);
 	}
 	return json_pack("{s:o, s:o, s:o, s:o}", "tokens", tokens, "token_logprobs", logprobs,
 	    "top_logprobs", tops, "text_offset", offsets);

@@ -255,7 +255,9 @@ static enum kv_status read_message(struct kv_allocator *allocator, const json_t 
 		    "messages: message %zu must be an object with a role and a content", number);
 	KV_TRY(gw_fields_check(message, GW_FIELDS_MESSAGE, "a message"));
 	KV_TRY(read_content(allocator, json_object_get(message, "content"), number, content));
-	out->role = json_string_value(role);
+	/* What OpenAI calls the system's role today. */
+	out->role =
+	    strcmp(json_string_value(role), "developer") == 0 ? "system" : json_string_value(role);
 	out->content = *content;
 	return KV_OK;
 }

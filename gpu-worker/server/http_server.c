@@ -103,9 +103,12 @@ static const struct {
     {"/tokenize", "POST", GW_ROUTE_TOKENIZE},
     {"/detokenize", "POST", GW_ROUTE_DETOKENIZE},
     {"/v1/models", "GET", GW_ROUTE_MODELS},
+    {"/v1/models/", "GET", GW_ROUTE_MODEL}, /* and its name */
     {"/health", "GET", GW_ROUTE_HEALTH},
     {"/metrics", "GET", GW_ROUTE_METRICS},
 };
+
+enum { ROUTES = sizeof routes / sizeof routes[0] };
 
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
     unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head)
@@ -204,6 +207,40 @@ static enum MHD_Result refuse_key(struct gw_http_server *server, struct MHD_Conn
 	    &(struct gw_http_head){.authenticate = 1});
 }
 
+/* The index of the route, or ROUTES. */
+static size_t find_route(const char *url)
+{
+	size_t i = 0;
+
+	for (; i < ROUTES; i++) {
+		size_t length = strlen(routes[i].path);
+
+		if (strcmp(routes[i].path, url) == 0 && routes[i].route != GW_ROUTE_MODEL) break;
+		if (routes[i].route == GW_ROUTE_MODEL && strncmp(routes[i].path, url, length) == 0 &&
+		    url[length] != '\0')
+			break;
+	}
+	return i;
+}
+
+static bool names_other_model(
+    const struct gw_http_server *server, enum gw_route route, const char *url)
+{
+	return route == GW_ROUTE_MODEL &&
+	       strcmp(url + strlen("/v1/models/"), server->options.model.name) != 0;
+}
+
+static enum MHD_Result refuse_model(
+    struct gw_http_server *server, struct MHD_Connection *connection)
+{
+	struct gw_http_error error = gw_http_error_of(KV_NOT_FOUND, 0);
+	char message[256];
+
+	snprintf(message, sizeof message, "this worker serves %.160s and no other model",
+	    server->options.model.name);
+	return gw_http_refuse(server, connection, &error, message, NULL);
+}
+
 static enum MHD_Result open_exchange(struct gw_http_server *server,
     struct MHD_Connection *connection, const char *url, const char *method, void **slot)
 {
@@ -211,19 +248,18 @@ static enum MHD_Result open_exchange(struct gw_http_server *server,
 	const struct gw_http_error broken = {500, "server_error", NULL};
 	struct gw_exchange *exchange = NULL;
 	char message[96];
-	size_t i = 0;
+	size_t i = find_route(url);
 
 	if (needs_key(server, connection, url)) return refuse_key(server, connection);
-	while (i < sizeof routes / sizeof routes[0] && strcmp(routes[i].path, url) != 0)
-		i++;
 	/* Another worker may have what is not here; who drains says nothing about it. */
 	if (server->draining &&
-	    (i == sizeof routes / sizeof routes[0] || !takes_method(routes[i].method, method) ||
+	    (i == ROUTES || !takes_method(routes[i].method, method) ||
 	        announces_too_much(server, connection)))
 		return refuse_stopping(server, connection);
-	if (i == sizeof routes / sizeof routes[0]) return refuse_path(server, connection, url, NULL);
+	if (i == ROUTES) return refuse_path(server, connection, url, NULL);
 	if (!takes_method(routes[i].method, method))
 		return refuse_path(server, connection, url, routes[i].method);
+	if (names_other_model(server, routes[i].route, url)) return refuse_model(server, connection);
 	if (announces_too_much(server, connection)) {
 		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
 		    (unsigned long long)server->options.max_body);

@@ -278,17 +278,27 @@ static void an_answer_goes_on_while_a_prompt_is_computed(void **state)
 	assert_true(serve_wait_number(&worker, "running", 0));
 }
 
-/* More than the worker takes is refused whole. */
+/* More than the worker takes is refused whole: for good, or while it has others. */
 static void too_many_choices_are_refused(void **state)
 {
 	struct serve_reply reply;
+	struct serve_call call;
 
 	(void)state;
 	assert_true(serve_ask(&worker, "POST", "/v1/completions",
-	    "{\"prompt\":\"the in on\",\"max_tokens\":4,\"n\":16}", &reply));
+	    "{\"prompt\":\"the in on\",\"max_tokens\":4,\"n\":13}", &reply));
+	assert_int_equal(reply.code, 400);
+	assert_non_null(strstr(reply.body, "n: 13 answers"));
+	serve_reply_deinit(&reply);
+	assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions",
+	    "{\"prompt\":\"the in on and\",\"max_tokens\":8000,\"ignore_end\":true,\"stream\":true}"));
+	assert_true(serve_call_tokens(&call, 3));
+	assert_true(serve_ask(&worker, "POST", "/v1/completions",
+	    "{\"prompt\":\"the in on\",\"max_tokens\":4,\"n\":12}", &reply));
 	assert_int_equal(reply.code, 429);
 	assert_non_null(strstr(reply.head, "Retry-After: "));
 	serve_reply_deinit(&reply);
+	serve_call_close(&call);
 	assert_true(serve_wait_number(&worker, "running", 0));
 	assert_true(serve_wait_number(&worker, "waiting", 0));
 }
