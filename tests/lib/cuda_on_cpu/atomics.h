@@ -14,7 +14,7 @@ template <class T, class F> inline T change(T *at, F f)
 {
 	static_assert(sizeof(T) == 4 || sizeof(T) == 8, "atomics are of 4 or 8 bytes");
 	using U = std::conditional_t<sizeof(T) == 4, uint32_t, uint64_t>;
-	emu_atomic_hook();
+	emu_atomic_hook(at, sizeof(T));
 	U *word = reinterpret_cast<U *>(at), old = __atomic_load_n(word, __ATOMIC_RELAXED), changed;
 	do
 		changed = static_cast<U>(bits(static_cast<T>(f(from_bits<T>(old)))));
@@ -94,7 +94,7 @@ inline void __threadfence_system()
 
 inline void __nanosleep(unsigned)
 {
-	emu_atomic_hook();
+	emu_atomic_hook(nullptr, 0);
 }
 
 /* One accumulator for the block; the barriers round it are those of the device's one barrier. */

@@ -31,12 +31,13 @@ static void thread_main(void)
 	abort();
 }
 
-/* Fill the shared variables of the module that holds the kernel with NaN: they are its
- * thread-local data without a value. The thread is one that the emulator made for blocks, so that
- * nothing else is lost but the runtime's own variables, which are set before each use. */
-static int poison_module(struct dl_phdr_info *module, size_t, void *kernel)
+/* Find the module that holds the block's kernel and fill its shared variables with NaN: they are
+ * its thread-local data without a value. The thread is one that the emulator made for blocks, so
+ * that nothing else is lost but the runtime's own variables, which are set before each use. */
+static int prepare_module(struct dl_phdr_info *module, size_t, void *argument)
 {
-	uintptr_t address = reinterpret_cast<uintptr_t>(kernel);
+	struct block *b = static_cast<struct block *>(argument);
+	uintptr_t address = reinterpret_cast<uintptr_t>(b->launch->kernel);
 	const ElfW(Phdr) *tls = nullptr;
 	bool holds = false;
 	for (int i = 0; i < module->dlpi_phnum; i++) {
@@ -47,6 +48,7 @@ static int poison_module(struct dl_phdr_info *module, size_t, void *kernel)
 	if (holds && tls && module->dlpi_tls_data)
 		memset(static_cast<char *>(module->dlpi_tls_data) + tls->p_filesz, 0xff,
 		    tls->p_memsz - tls->p_filesz);
+	if (holds && under_tsan) block_add_module(b, module);
 	return holds;
 }
 
@@ -178,7 +180,10 @@ void block_run(const struct launch *launch, uint3 index)
 	size_t bytes;
 	struct block *b = block_create(launch, index, &bytes);
 	struct shared_memory shared = shared_create(launch->shape.shared_bytes);
-	if (!under_asan) dl_iterate_phdr(poison_module, const_cast<void *>(launch->kernel));
+	if (!under_asan) dl_iterate_phdr(prepare_module, b);
+	block_add_place(b, b, bytes, true);
+	block_add_place(b, shared.start, launch->shape.shared_bytes, true);
+	block_add_place(b, launch->argument, launch->argument_bytes, false);
 	b->shared_end = shared.start + launch->shape.shared_bytes;
 	start_threads(b, shared.start);
 	run_threads(b);
@@ -249,9 +254,10 @@ const uint64_t *emu_warp(unsigned mask, uint64_t value, int orders_memory)
 	return values;
 }
 
-void emu_atomic_hook(void)
+void emu_atomic_hook(const volatile void *at, size_t bytes)
 {
 	struct fiber *f = self();
+	if (under_tsan && bytes) access_check(at, bytes, true);
 	f->atomics++;
 	bool yield =
 	    settings.seed > 1 ? next_random(&f->block->random) % 16 == 0 : f->atomics % 64 == 0;
@@ -264,7 +270,7 @@ void emu_fence(void)
 {
 	static char token;
 	order_acquire(&token);
-	emu_atomic_hook();
+	emu_atomic_hook(nullptr, 0);
 	order_release(&token);
 }
 }

@@ -25,14 +25,16 @@ void emu_barrier(const char *file, int line);
 /* A warp collective: waits for all lanes of the mask and returns the values that they brought, by
  * lane; they stay until the thread's next collective. Only `orders_memory` (__syncwarp) does so. */
 const uint64_t *emu_warp(unsigned mask, uint64_t value, int orders_memory);
-/* At each atomic: may let other threads run first, so that spins end and orders mix. */
-void emu_atomic_hook(void);
+/* At each atomic, of `bytes` at `at` (0: none): may let other threads run first, so that spins end
+ * and orders mix. */
+void emu_atomic_hook(const volatile void *at, size_t bytes);
 void emu_fence(void);
 
 /* Queue a kernel: `call(argument)` runs one CUDA thread of it, and `release(argument)` follows
  * when it will run no more. `kernel` is the function's address, for its attributes. */
 cudaError_t emu_launch(const char *name, const void *kernel, const emu_shape *shape,
-    cudaStream_t stream, void (*call)(void *), void (*release)(void *), void *argument);
+    cudaStream_t stream, void (*call)(void *), void (*release)(void *), void *argument,
+    size_t argument_bytes);
 /* End the process if an argument of a launch points to neither device nor pinned memory. */
 void emu_check_pointer(const char *kernel, unsigned argument, const volatile void *pointer);
 }

@@ -43,15 +43,14 @@ static struct sigaction before_segv, before_bus;
 	abort();
 }
 
-/* What lies at the address, as seen by the CUDA thread that touched it. */
-static const char *explain_for_thread(const struct fiber *f, const char *at)
+const char *fiber_explain(const struct fiber *f, const char *at)
 {
 	const struct block *b = f->block;
 	if (at >= f->stack - GUARD_BYTES && at < f->stack)
 		return "the end of the thread's stack (EMU_STACK makes it larger)";
 	if (b->shared_end && at >= b->shared_end - 16 && at < b->shared_end + 2 * GUARD_BYTES)
 		return "memory beyond the dynamic shared memory";
-	return "an address that is no memory";
+	return nullptr;
 }
 
 /* Not all of this is allowed in a signal handler; it is the last thing that the process does. */
@@ -61,7 +60,8 @@ static bool explain(const char *at)
 	char words[128];
 	bool of_device = memory_explain(at, words, sizeof words);
 	if (!of_device && !f) return false;
-	const char *what = of_device ? words : explain_for_thread(f, at);
+	const char *of_thread = f ? fiber_explain(f, at) : nullptr;
+	const char *what = of_device ? words : of_thread ? of_thread : "an address that is no memory";
 	if (!f) {
 		fprintf(stderr, "cuda_on_cpu: host code touches %s\n", what);
 		return true;

@@ -159,11 +159,12 @@ struct kernel_work : emu::work {
 
 extern "C" {
 cudaError_t emu_launch(const char *name, const void *kernel, const emu_shape *shape,
-    cudaStream_t stream, void (*call)(void *), void (*release)(void *), void *argument)
+    cudaStream_t stream, void (*call)(void *), void (*release)(void *), void *argument,
+    size_t argument_bytes)
 {
 	api_call api;
 	auto work = std::make_shared<kernel_work>(
-	    (struct launch){name, kernel, *shape, call, argument, nullptr, 0}, release);
+	    (struct launch){name, kernel, *shape, call, argument, argument_bytes, nullptr, 0}, release);
 	cudaError_t error = api.refused ? api.refused : launch_check(&work->launch);
 	return failed(error ? error : stream_submit(stream, std::move(work)));
 }

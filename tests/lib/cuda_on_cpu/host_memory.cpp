@@ -52,6 +52,18 @@ enum memory_kind pinned_kind(const void *at, size_t bytes)
 	return kind;
 }
 
+bool pinned_place(const void *at, struct place *found)
+{
+	lock.lock();
+	auto p = holder(at);
+	bool is_pinned = p != pinned->end() && at < p->first + p->second.bytes;
+	if (is_pinned)
+		*found = {p->first, p->first + p->second.bytes,
+		    p->second.allocated || !(p->second.flags & cudaHostRegisterReadOnly)};
+	lock.unlock();
+	return is_pinned;
+}
+
 /* Is all of the range mapped, and readable, or writable too? */
 static bool is_mapped(const void *at, size_t bytes, bool writable)
 {
@@ -73,6 +85,7 @@ static cudaError_t add_registered(void *at, size_t bytes, unsigned flags)
 	lock.lock();
 	bool taken = overlaps(at, bytes);
 	if (!taken) (*pinned)[static_cast<char *>(at)] = {bytes, flags, false};
+	memory_changed();
 	lock.unlock();
 	return taken ? cudaErrorHostMemoryAlreadyRegistered : cudaSuccess;
 }
@@ -86,6 +99,7 @@ static bool remove_pinned(void *at, bool allocated, size_t *bytes)
 	if (mine) {
 		*bytes = found->second.bytes;
 		pinned->erase(found);
+		memory_changed();
 	}
 	lock.unlock();
 	return mine;
@@ -113,6 +127,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags)
 	if (under_asan) __asan_poison_memory_region(start + bytes, pages - bytes);
 	lock.lock();
 	(*pinned)[start] = {bytes, flags, true};
+	memory_changed();
 	lock.unlock();
 	*pointer = start;
 	return cudaSuccess;

@@ -48,7 +48,7 @@ cudaError_t launch(const char *name, void (*kernel)(P...), dim3 grid, dim3 block
 	    },
 	    c->arguments);
 	return emu_launch(name, reinterpret_cast<const void *>(kernel), &shape, stream, call<P...>::run,
-	    call<P...>::release, c);
+	    call<P...>::release, c, sizeof *c);
 }
 } // namespace emu
 

@@ -95,6 +95,29 @@ bool memory_explain(const void *at, char *words, size_t size)
 	return false;
 }
 
+static uint64_t generation;
+
+uint64_t memory_generation(void)
+{
+	return __atomic_load_n(&generation, __ATOMIC_RELAXED);
+}
+
+void memory_changed(void)
+{
+	__atomic_add_fetch(&generation, 1, __ATOMIC_RELAXED);
+}
+
+bool memory_place(const void *at, struct place *found)
+{
+	const char *address = static_cast<const char *>(at);
+	lock.lock();
+	auto a = below(at);
+	bool of_device = a != heap->end() && address < a->first + a->second.bytes;
+	if (of_device) *found = {a->first, a->first + a->second.bytes, true};
+	lock.unlock();
+	return of_device || pinned_place(at, found);
+}
+
 static int pattern_file(void)
 {
 	static int file = -1;
@@ -130,6 +153,7 @@ static char *allocate(size_t bytes)
 	if (under_asan) __asan_poison_memory_region(start + bytes, pages - bytes);
 	(*heap)[start] = {bytes, pages};
 	used += pages;
+	memory_changed();
 	if (!open_now) mprotect(start, pages, PROT_NONE);
 	return start;
 }
@@ -167,6 +191,7 @@ static bool release(void *pointer)
 		die_plainly("device memory cannot be given back");
 	heap->erase(found);
 	used -= a.mapped;
+	memory_changed();
 	freed_lately->push_back({start, a});
 	if (freed_lately->size() > MOST_FREED) forget_oldest();
 	return true;

@@ -17,6 +17,8 @@
 
 #include "tests/lib/cuda_on_cpu/emulator.h"
 
+struct dl_phdr_info;
+
 namespace emu
 {
 /* ---- settings, from the environment (settings.cpp) ---- */
@@ -103,9 +105,17 @@ struct launch {
 	struct emu_shape shape;
 	void (*call)(void *argument);
 	void *argument;
+	size_t argument_bytes;
 	struct operation *operation; /* that it is run for: gives the order */
 	unsigned first_set;
 };
+
+/* Memory that a kernel may touch. */
+struct place {
+	const char *start, *end;
+	bool writable;
+};
+enum { MAX_PLACES = 24, MAX_KNOWN = 8 };
 
 struct block {
 	const struct launch *launch;
@@ -119,7 +129,19 @@ struct block {
 	const void *scheduler_bottom;
 	size_t scheduler_size;
 	char start_token, barrier_tokens[2];
+	/* For access_check: the block's own memory, and what it met of the device's. */
+	struct place places[MAX_PLACES], known[MAX_KNOWN];
+	unsigned place_count, known_count;
+	uint64_t memory_generation;
 };
+
+/* ---- accesses (accesses.cpp), tsan flavour ---- */
+
+/* End the process if the CUDA thread that runs here may not touch these bytes. */
+void access_check(const volatile void *address, size_t bytes, bool written);
+void block_add_place(struct block *b, const void *start, size_t bytes, bool writable);
+/* The constants of the kernel's module, and its shared variables of this thread. */
+void block_add_module(struct block *b, const struct dl_phdr_info *module);
 
 /* Run one block on this thread, which must be one of the emulator's own. */
 void block_run(const struct launch *launch, uint3 index);
@@ -142,6 +164,8 @@ void faults_watch(void);
 /* Give this thread a stack for the handler: a fiber's own may be what is full. */
 void faults_prepare_thread(void);
 
+/* What lies at an address that a CUDA thread may not touch, if it is of its stack or its block. */
+const char *fiber_explain(const struct fiber *f, const char *at);
 /* "cuda_on_cpu: WHY in KERNEL, block (x,y,z)" with what each thread waits for; ends the process. */
 [[noreturn]] void die(const struct block *b, const char *why);
 /* "cuda_on_cpu: …"; ends the process. */
@@ -157,6 +181,12 @@ enum memory_kind { MEMORY_PAGEABLE, MEMORY_PINNED, MEMORY_DEVICE, MEMORY_BROKEN 
 /* What [at, at + bytes) is; MEMORY_BROKEN where it is partly one, partly another. */
 enum memory_kind memory_kind(const void *at, size_t bytes);
 enum memory_kind pinned_kind(const void *at, size_t bytes);
+/* The device or pinned memory that holds an address; false if there is none. */
+bool memory_place(const void *at, struct place *found);
+bool pinned_place(const void *at, struct place *found);
+/* Changes with each allocation and each release. */
+uint64_t memory_generation(void);
+void memory_changed(void);
 /* Words for what a device address is, or false: for the fault handler, which takes no lock. */
 bool memory_explain(const void *at, char *words, size_t size);
 

@@ -193,6 +193,24 @@ static void pageable_argument(void)
 	ok(planted_fill(x, COUNT, 32, 0, NULL));
 }
 
+/* What the launch cannot see: an address in memory of the device. */
+static void pageable_indirect(void)
+{
+	float *x = malloc(BYTES), **indirect;
+	ok(cudaMalloc((void **)&indirect, sizeof x));
+	ok(cudaMemcpy(indirect, &x, sizeof x, cudaMemcpyHostToDevice));
+	ok(planted_fill_indirect(indirect, 1));
+	ok(cudaDeviceSynchronize());
+}
+
+static void write_to_read_only(void)
+{
+	float *x = malloc(BYTES);
+	ok(cudaHostRegister(x, BYTES, cudaHostRegisterMapped | cudaHostRegisterReadOnly));
+	ok(planted_fill(x, COUNT, 32, 0, NULL));
+	ok(cudaDeviceSynchronize());
+}
+
 /* A page after the end, and a word after it. */
 static void device_overrun(void)
 {
@@ -370,6 +388,8 @@ static void branches_of_a_graph(void)
 	X(use_after_free)                                                                              \
 	X(freed_argument)                                                                              \
 	X(pageable_argument)                                                                           \
+	X(pageable_indirect)                                                                           \
+	X(write_to_read_only)                                                                          \
 	X(device_overrun)                                                                              \
 	X(device_overrun_by_one)                                                                       \
 	X(copy_too_long)                                                                               \
