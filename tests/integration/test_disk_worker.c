@@ -143,10 +143,50 @@ static void the_answer_is_the_same(void **state)
 	free(fifth);
 }
 
+/* Another end of a prompt: what both begin with comes from a file of the first, in the middle of a
+ * segment, and the answer is that of a worker that found nothing. */
+static void a_common_beginning_is_found(void **state)
+{
+#define BEGINNING                                                                                  \
+	"you and the one that is in the box of a hat on the hill to be at sea you and the "
+	static const char first[] =
+	    BEGINNING "one that is in the box of a hat on the hill to be at sea";
+	static const char other[] =
+	    BEGINNING "hill that is at sea in a hat to be on the box of the one";
+	long cold, unused, found;
+	char *expected, *of_first, *answered;
+
+	(void)state;
+	expected = serve_answer_to(&worker, other, &cold);
+	assert_non_null(expected);
+	assert_int_equal(cold, 0);
+	store_fixture_kill(&store);
+	files(false);
+	assert_true(store_fixture_start(&store, store_options));
+	of_first = serve_answer_to(&worker, first, &unused);
+	assert_non_null(of_first);
+	assert_int_equal(unused, 0);
+	while (store_fixture_stat(&store, "disk_segments") < 2)
+		store_fixture_sleep(20);
+	evict();
+	answered = serve_answer_to(&worker, other, &found);
+	assert_non_null(answered);
+	printf("%ld tokens found, promoted %.0f segments\n", found,
+	    store_fixture_stat(&store, "disk_promoted_segments_total"));
+	assert_true(found >= 16);
+	assert_true(store_fixture_stat(&store, "disk_promoted_segments_total") > 0);
+	assert_string_equal(answered, expected);
+	assert_string_not_equal(answered, of_first);
+	free(expected);
+	free(of_first);
+	free(answered);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(the_answer_is_the_same, init, deinit),
+	    cmocka_unit_test_setup_teardown(a_common_beginning_is_found, init, deinit),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -392,16 +392,23 @@ bool serve_wait_status(const struct serve_fixture *fixture, const char *word)
 
 char *serve_long_answer(const struct serve_fixture *fixture, long *hit_tokens)
 {
-	static const char body[] =
-	    "{\"prompt\":\"you and the one that is in the box of a hat on the hill to be at sea you "
+	return serve_answer_to(fixture,
+	    "you and the one that is in the box of a hat on the hill to be at sea you "
 	    "and the one that is in the box of a hat on the hill to be at sea you and the one that is "
-	    "in the box of a hat on the hill to be at sea\",\"temperature\":0,\"ignore_end\":true,"
-	    "\"max_tokens\":40}";
+	    "in the box of a hat on the hill to be at sea",
+	    hit_tokens);
+}
+
+char *serve_answer_to(const struct serve_fixture *fixture, const char *prompt, long *hit_tokens)
+{
+	char body[1024];
 	int steps = 20000 / STEP_MS;
 	struct serve_reply reply = {0};
 	const json_t *choice;
 	char *text = NULL;
 
+	snprintf(body, sizeof body,
+	    "{\"prompt\":\"%s\",\"temperature\":0,\"ignore_end\":true,\"max_tokens\":40}", prompt);
 	while (serve_ask(fixture, "POST", "/v1/completions", body, &reply) && reply.code != 200 &&
 	       steps-- > 0) {
 		serve_reply_deinit(&reply);

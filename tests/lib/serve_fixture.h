@@ -64,6 +64,8 @@ void serve_reply_deinit(struct serve_reply *reply);
  * many of its tokens were found; asked again while the worker has no store, for 20 s. NULL when
  * it did not come. */
 char *serve_long_answer(const struct serve_fixture *fixture, long *hit_tokens);
+/* The same to this prompt, in words that JSON takes as they are. */
+char *serve_answer_to(const struct serve_fixture *fixture, const char *prompt, long *hit_tokens);
 
 /* A streamed answer taken apart; all NULL or 0 where it was not there. */
 struct serve_stream {
