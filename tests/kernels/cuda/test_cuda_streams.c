@@ -1,6 +1,7 @@
 /* Streams, events, host functions, captures and graphs of the emulator: programs that are right
  * give the right results whatever order it chooses, and calls that CUDA refuses are refused.
  * Programs that are wrong are in planted_bugs.c. */
+#include <pthread.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -156,6 +157,43 @@ static void test_host_function(void **state)
 	assert_all(f->pinned, 8.0f);
 }
 
+/* Two host threads, each with a stream and memory of its own. */
+static void *add_up(void *argument)
+{
+	float *sum = argument, *pinned, *x;
+	const size_t bytes = COUNT * sizeof(float);
+	cudaStream_t stream;
+	cudaError_t error = cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+	error |= cudaHostAlloc((void **)&pinned, bytes, cudaHostAllocDefault);
+	error |= cudaMalloc((void **)&x, bytes);
+	set_all(pinned, 1.0f);
+	for (int i = 0; i < 5; i++) {
+		error |= cudaMemcpyAsync(x, pinned, bytes, cudaMemcpyHostToDevice, stream);
+		error |= emk_saxpy(1.0f, x, x, COUNT, stream);
+		error |= cudaMemcpyAsync(pinned, x, bytes, cudaMemcpyDeviceToHost, stream);
+		if (i % 2) error |= cudaStreamSynchronize(stream);
+	}
+	error |= cudaStreamSynchronize(stream);
+	*sum = error ? -1.0f : pinned[COUNT - 1];
+	cudaStreamDestroy(stream);
+	cudaFreeHost(pinned);
+	cudaFree(x);
+	return NULL;
+}
+
+static void test_two_host_threads(void **state)
+{
+	(void)state;
+	pthread_t threads[2];
+	float sums[2];
+	for (int i = 0; i < 2; i++)
+		assert_int_equal(pthread_create(&threads[i], NULL, add_up, &sums[i]), 0);
+	for (int i = 0; i < 2; i++) {
+		pthread_join(threads[i], NULL);
+		assert_true(sums[i] == 32.0f);
+	}
+}
+
 static cudaGraphExec_t capture_round_trip(struct fixture *f, size_t *nodes)
 {
 	cudaGraph_t graph;
@@ -298,6 +336,7 @@ int main(void)
 	    TEST(test_pageable_is_staged),
 	    TEST(test_legacy_stream),
 	    TEST(test_host_function),
+	    TEST(test_two_host_threads),
 	    TEST(test_graph),
 	    TEST(test_refused_in_capture),
 	    TEST(test_refused_dependencies),
