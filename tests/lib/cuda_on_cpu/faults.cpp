@@ -99,8 +99,19 @@ void faults_watch(void)
 	watch(SIGBUS, &before_bus);
 }
 
+/* Signals of the process are for the program's threads. */
+static void block_signals(void)
+{
+	sigset_t set;
+	sigfillset(&set);
+	for (int fault : {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT, SIGTRAP})
+		sigdelset(&set, fault);
+	pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
 void faults_prepare_thread(void)
 {
+	block_signals();
 	stack_t stack = {};
 	if (sigaltstack(nullptr, &stack) == 0 && !(stack.ss_flags & SS_DISABLE)) return;
 	const size_t bytes = 64 << 10;

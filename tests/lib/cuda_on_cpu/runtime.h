@@ -161,7 +161,8 @@ void launch_run(const struct launch *launch);
 /* Explain a fault by the device's memory, a fiber's stack or a CUDA thread's doing. Called at each
  * call of the API, as test frameworks put their own handlers. */
 void faults_watch(void);
-/* Give this thread a stack for the handler: a fiber's own may be what is full. */
+/* On each of the emulator's own threads: a stack for the handler, as a fiber's own may be what is
+ * full, and no signals of the process. */
 void faults_prepare_thread(void);
 
 /* What lies at an address that a CUDA thread may not touch, if it is of its stack or its block. */
