@@ -80,7 +80,7 @@ enum kv_status kvs_handle_line(
 		return kv_fail(KV_PROTOCOL, "a line is for workers that have agreed on transport=ucx");
 	if (!address->len || address->len > KV_LINE_TEXT)
 		return kv_fail(KV_INVALID, "a line to an address of %zu bytes", address->len);
-	if (peer->line) return kv_fail(KV_INVALID, "this worker has its line");
+	kvs_line_close(peer); /* it has given up the one that it had */
 	status = open_line(peer, address);
 	if (status != KV_OK) lose(peer);
 	return status;

@@ -35,6 +35,16 @@ static int set_up(void **state)
 	return store_fixture_start(&store, arguments) ? 0 : -1;
 }
 
+static int set_up_trusting(void **state)
+{
+	const char *const arguments[] = {"--transport=map", "--trusted-network=lo", NULL};
+
+	(void)state;
+	if (!store_fixture_init(&store)) return -1;
+	store.remote = true;
+	return store_fixture_start(&store, arguments) ? 0 : -1;
+}
+
 static int set_up_patient(void **state)
 {
 	const char *const arguments[] = {"--transport=map", "--lease=30s", NULL};
@@ -311,6 +321,7 @@ struct line {
 	struct kv_frame_reader *reader;
 	struct kv_frame_writer *writer;
 	uint64_t next_id;
+	const char *transport; /* NULL: stream */
 };
 
 static void line_open(struct line *line)
@@ -387,7 +398,7 @@ static uint64_t line_attach(struct line *line, int32_t seed)
 
 	hello.protocol_version = KV_PROTOCOL_VERSION;
 	hello.client_name = (char *)(uintptr_t) "greedy";
-	hello.transport = (char *)(uintptr_t) "stream";
+	hello.transport = (char *)(uintptr_t)(line->transport ? line->transport : "stream");
 	hello.model_id.data = options.model_id;
 	hello.model_id.len = sizeof options.model_id;
 	hello.model_name = (char *)(uintptr_t) "test-model";
@@ -424,7 +435,9 @@ static uint64_t line_attach(struct line *line, int32_t seed)
 	return id;
 }
 
-static void ask_for(struct line *line, uint64_t segment, uint32_t layer, uint64_t offset)
+/* Over UCX under that number, or in the answer (0). */
+static void ask_by(
+    struct line *line, uint64_t number, uint64_t segment, uint32_t layer, uint64_t offset)
 {
 	Kv__Request request = KV__REQUEST__INIT;
 	Kv__FetchRequest fetch = KV__FETCH_REQUEST__INIT;
@@ -443,9 +456,15 @@ static void ask_for(struct line *line, uint64_t segment, uint32_t layer, uint64_
 	fetch.layers = layers;
 	fetch.offsets = offsets;
 	fetch.bytes = sizes;
+	fetch.line_number = number;
 	request.body_case = KV__REQUEST__BODY_FETCH;
 	request.fetch = &fetch;
 	line_send(line, &request);
+}
+
+static void ask_for(struct line *line, uint64_t segment, uint32_t layer, uint64_t offset)
+{
+	ask_by(line, 0, segment, layer, offset);
 }
 
 /* An answer with this status. */
@@ -476,6 +495,73 @@ static void one_that_does_not_read_stalls_nobody(void **state)
 	assert_true(store_fixture_stat(&store, "fetched_bytes_total") < 30e6);
 	for (unsigned i = 0; i < FETCHES; i++)
 		expect(&line, KV_OK);
+	line_close(&line);
+	kvc_close(worker);
+}
+
+static enum kv_status ask_for_line(struct line *line, uint8_t *address, size_t length)
+{
+	Kv__Request request = KV__REQUEST__INIT;
+	Kv__LineRequest wanted = KV__LINE_REQUEST__INIT;
+	Kv__Response *response;
+	enum kv_status status;
+
+	wanted.address.data = address;
+	wanted.address.len = length;
+	request.body_case = KV__REQUEST__BODY_LINE;
+	request.line = &wanted;
+	line_send(line, &request);
+	response = line_read(line);
+	status = kv_status_from_wire(response->status);
+	kv_codec_response_free(kv_heap(), response);
+	return status;
+}
+
+/* A worker that has the secret sends UCX where nobody is, or nonsense: what comes of it is in
+ * kvline, and the store goes on. */
+static void a_line_to_nowhere_harms_nobody(void **state)
+{
+	struct kvc_store *worker = test_connect(&store, "worker");
+	uint8_t address[KV_CODEC_MAX_ADDRESS];
+	struct line line, plain;
+	uint64_t segment;
+
+	(void)state;
+	test_store_prompt(worker, 1);
+	line_open(&plain);
+	line_attach(&plain, 1);
+	memset(address, 0xff, sizeof address);
+	/* It has agreed on nothing of the kind. */
+	assert_int_equal(ask_for_line(&plain, address, 38), KV_PROTOCOL);
+	line_close(&plain);
+	line_open(&line);
+	line.transport = "ucx";
+	segment = line_attach(&line, 1);
+	assert_int_equal(ask_for_line(&line, address, 0), KV_INVALID);
+	ask_by(&line, 1, segment, 0, 0);
+	expect(&line, KV_UNSUPPORTED);
+	for (size_t length = 1; length <= sizeof address; length *= 8) {
+		const uint64_t deadline = kv_now_ms() + PATIENCE_MS;
+		enum kv_status status = KV_OK;
+
+		for (size_t i = 0; i < length; i++)
+			address[i] = (uint8_t)(length * 37 + i * 101);
+		assert_int_equal(ask_for_line(&line, address, length), KV_OK);
+		for (uint64_t number = 2; status == KV_OK; number++) {
+			Kv__Response *response;
+
+			ask_by(&line, number, segment, 0, 0);
+			response = line_read(&line);
+			status = kv_status_from_wire(response->status);
+			if (status == KV_OK) assert_int_equal(response->fetch->data.len, 0);
+			kv_codec_response_free(kv_heap(), response);
+			if (kv_now_ms() >= deadline) fail_msg("a line to nowhere takes bytes");
+		}
+		assert_int_equal(status, KV_UNSUPPORTED);
+	}
+	ask_for(&line, segment, 0, 0);
+	expect(&line, KV_OK);
+	assert_int_equal(kvc_connected(worker), 1);
 	line_close(&line);
 	kvc_close(worker);
 }
@@ -554,6 +640,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(strangers_hold_nothing, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(a_recorded_connection_opens_nothing, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(one_that_does_not_read_stalls_nobody, set_up, tear_down),
+	    cmocka_unit_test_setup_teardown(a_line_to_nowhere_harms_nobody, set_up_trusting, tear_down),
 	    cmocka_unit_test_setup_teardown(bytes_of_others_are_not_given_out, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(late_fetches_keep_the_line, set_up_patient, tear_down),
 	};
