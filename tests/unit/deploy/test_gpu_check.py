@@ -22,6 +22,9 @@ if [ "$where" = cuda ] && [ -n "$FAKE_REFUSES" ]; then
     exit 1
 fi
 [ "$where" = cuda ] && [ -n "$FAKE_PARTS" ] && third=9
+case "$*" in *" --store unix:"*)
+    [ -z "$FAKE_STORELESS" ] || { echo 'error gpu-worker: it cannot be registered' >&2; exit 1; } ;;
+esac
 echo '{"policy": "clusterkv", "budget": 1, "transport": "map", "prefill_seconds": 0.2,
 "index_seconds": 0.5, "decode_seconds": 1.0, "select_seconds": 0.256, "fetch_seconds": 0.512,
 "ms_per_token": 4.0, "prompt_tokens": 8192, "prefix_hit_tokens": 0,
@@ -127,6 +130,13 @@ class GpuCheck(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("not there: gpu-worker: backend cuda: the driver is too old", told)
         self.assertEqual(len(steps["bench"]["runs"]), 1)
+
+    def test_without_store(self):
+        self.bundle()
+        status, told, errors, steps = self.carried("--only", "bench", FAKE_STORELESS="1")
+        self.assertEqual(status, 0, errors)
+        self.assertIn("computes its prompt: error gpu-worker: it cannot be registered", told)
+        self.assertTrue(all("ms_per_token" in run for run in steps["bench"]["runs"].values()))
 
     def test_goes_on(self):
         self.bundle()
