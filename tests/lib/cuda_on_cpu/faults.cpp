@@ -114,9 +114,14 @@ void faults_prepare_thread(void)
 	block_signals();
 	stack_t stack = {};
 	if (sigaltstack(nullptr, &stack) == 0 && !(stack.ss_flags & SS_DISABLE)) return;
+	/* Under ThreadSanitizer each block has a thread, but one at a time: one stack is enough. */
+	static void *shared;
 	const size_t bytes = 64 << 10;
-	void *memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	void *memory = under_tsan ? shared : nullptr;
+	if (!memory)
+		memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
 	if (memory == MAP_FAILED) return;
+	shared = memory;
 	stack.ss_sp = memory;
 	stack.ss_size = bytes;
 	stack.ss_flags = 0;
