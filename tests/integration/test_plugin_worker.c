@@ -49,6 +49,8 @@ static void the_answer_is_the_cpu_backends(void **state)
 
 		assert_int_equal(json_array_size(json_object_get(report, "tokens")), answer_tokens);
 		assert_true(trial_cache(report, "miss_bytes") > 0);
+		assert_string_equal(json_string_value(json_object_get(report, "backend")),
+		    strcmp(plugin, "discrete") == 0 ? "discrete" : "cuda");
 		if (strcmp(plugin, "discrete") == 0)
 			trial_same_bits(reference, report, where);
 		else
@@ -57,9 +59,27 @@ static void the_answer_is_the_cpu_backends(void **state)
 	}
 }
 
+/* With a plug-in and no device, auto is the cpu. */
+static void without_a_device_it_is_the_cpu(void **state)
+{
+	json_t *report;
+
+	(void)state;
+	if (strcmp(plugin, "emulated") != 0) skip();
+	assert_int_equal(setenv("EMU_DEVICES", "0", 1), 0);
+	report = answer(NULL, "auto");
+	assert_string_equal(json_string_value(json_object_get(report, "backend")), "cpu");
+	trial_same_bits(reference, report, "without a device");
+	json_decref(report);
+	assert_int_equal(unsetenv("EMU_DEVICES"), 0);
+}
+
 int main(int argc, char **argv)
 {
-	const struct CMUnitTest tests[] = {cmocka_unit_test(the_answer_is_the_cpu_backends)};
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(the_answer_is_the_cpu_backends),
+	    cmocka_unit_test(without_a_device_it_is_the_cpu),
+	};
 	int failed;
 
 	if (argc > 1) plugin = argv[1];
