@@ -182,15 +182,19 @@ bool kvs_answer_line(struct kvs_server *server, const struct kvs_asker *asker, c
 
 /* ---- HTTP ---- */
 
-static void put_response(
-    int status, const char *type, const struct kv_text_buffer *body, struct kv_text_buffer *text)
+static const char nothing[] = "default-src 'none'; frame-ancestors 'none'";
+
+/* `policy`: what the answer may load and run in a browser. */
+static void put_response(int status, const char *type, const char *policy,
+    const struct kv_text_buffer *body, struct kv_text_buffer *text)
 {
 	kv_text_printf(text,
 	    "HTTP/1.1 %d %s\r\nContent-Type: %s\r\nContent-Length: %zu\r\nConnection: close\r\n",
 	    status, kvs_http_reason(status), type, body->length);
-	kv_text_put(text, "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
-	                  "Content-Security-Policy: default-src 'none'; connect-src 'self'; "
-	                  "script-src 'unsafe-inline'; style-src 'unsafe-inline'\r\n\r\n");
+	kv_text_printf(text,
+	    "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
+	    "Referrer-Policy: no-referrer\r\nContent-Security-Policy: %s\r\n\r\n",
+	    policy);
 	kv_text_append(text, kv_text(body), body->length);
 	/* A body that was cut short must not pass for a whole one. */
 	if (kv_text_status(body) != KV_OK) text->status = kv_text_status(body);
@@ -200,7 +204,7 @@ static const char plain[] = "text/plain; charset=utf-8";
 
 void kvs_answer_get(struct kvs_server *server, const char *path, struct kv_text_buffer *text)
 {
-	const char *type = plain;
+	const char *type = plain, *policy = nothing;
 	struct kv_text_buffer body;
 	int status = 200;
 
@@ -219,12 +223,13 @@ void kvs_answer_get(struct kvs_server *server, const char *path, struct kv_text_
 		put_ready(server, &body);
 	} else if (strcmp(path, "/") == 0) {
 		type = "text/html; charset=utf-8";
+		policy = kvs_stats_page_policy;
 		kv_text_put(&body, kvs_stats_page);
 	} else {
 		status = 404;
 		kv_text_put(&body, "There are /, /metrics, /healthz, /readyz and /stats.json.\r\n");
 	}
-	put_response(status, type, &body, text);
+	put_response(status, type, policy, &body, text);
 	kv_text_deinit(&body);
 }
 
@@ -234,6 +239,6 @@ void kvs_answer_refusal(int status, struct kv_text_buffer *text)
 
 	kv_text_init(&body, text->allocator, 256);
 	kv_text_printf(&body, "%s\r\n", kvs_http_reason(status));
-	put_response(status, plain, &body, text);
+	put_response(status, plain, nothing, &body, text);
 	kv_text_deinit(&body);
 }

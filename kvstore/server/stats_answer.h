@@ -30,8 +30,9 @@ void kvs_answer_get(struct kvs_server *server, const char *path, struct kv_text_
 /* Append a response without content but the reason. */
 void kvs_answer_refusal(int status, struct kv_text_buffer *text);
 
-/* The page at / : it shows /stats.json, again and again. */
-extern const char kvs_stats_page[];
+/* The page at /, dashboard.html: it shows /stats.json, again and again. And what a browser may load
+ * and run for it: its own style and script. */
+extern const char kvs_stats_page[], kvs_stats_page_policy[];
 
 #ifdef __cplusplus
 }

@@ -143,6 +143,11 @@ static void test_http(void **state)
 	assert_true(begins(body_of(get("/metrics?x=1")), "# HELP clusterkv_store_build_info "));
 	assert_true(begins(body_of(get("/stats.json")), "{\"version\":"));
 	assert_true(begins(body_of(get("/")), "<!DOCTYPE html>"));
+	/* A browser runs what the page has, by its hash, and nothing of the other answers. */
+	assert_non_null(strstr(answer, "script-src 'sha256-"));
+	assert_null(strstr(answer, "unsafe-inline"));
+	assert_non_null(strstr(get("/stats.json"), "Content-Security-Policy: default-src 'none';"));
+	assert_null(strstr(answer, "script-src"));
 	assert_true(begins(get("/nothing"), "HTTP/1.1 404 "));
 	/* In pieces, and with the sending side closed. */
 	descriptor = connect_stats();
