@@ -4,6 +4,7 @@
  *
  * No cmocka: it would print more, and a program of one fault is what is tested.
  */
+#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -291,6 +292,36 @@ static void kernel_before_copy(void)
 	same(s.pinned, want);
 }
 
+/* y = xᵀ · x, of a row of COUNT by itself, with cuBLAS. */
+static void multiply(const float *x, float *y, int count, cudaStream_t stream)
+{
+	const float one = 1.0f, zero = 0.0f;
+	cublasHandle_t handle;
+	if (cublasCreate(&handle) != CUBLAS_STATUS_SUCCESS ||
+	    cublasSetStream(handle, stream) != CUBLAS_STATUS_SUCCESS ||
+	    cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, 1, 1, count, &one, x, count, x, count, &zero,
+	        y, 1) != CUBLAS_STATUS_SUCCESS) {
+		printf("refused by cuBLAS\n");
+		exit(1);
+	}
+}
+
+static void kernel_before_product(void)
+{
+	struct two_streams s = two_streams();
+	float *x = filled(0.0f), *y = filled(0.0f), want[COUNT] = {COUNT};
+	ok(cudaDeviceSynchronize());
+	ok(planted_fill(x, COUNT, 32, 0, s.a));
+	multiply(x, y, COUNT, s.b);
+	ok(cudaDeviceSynchronize());
+	device_is(y, want);
+}
+
+static void product_overrun(void)
+{
+	multiply(filled(0.0f), filled(0.0f), COUNT + 1, NULL);
+}
+
 /* The host reads what a kernel writes to mapped memory. */
 static void kernel_before_host(void)
 {
@@ -397,6 +428,8 @@ static void branches_of_a_graph(void)
 	X(kernel_before_kernel)                                                                        \
 	X(copy_before_kernel)                                                                          \
 	X(kernel_before_copy)                                                                          \
+	X(kernel_before_product)                                                                       \
+	X(product_overrun)                                                                             \
 	X(kernel_before_host)                                                                          \
 	X(copy_before_host)                                                                            \
 	X(host_after_copy)                                                                             \
