@@ -1,7 +1,7 @@
 /* The store's end: slots go out in pieces, each a message of UCX. */
 #include <string.h>
 
-#include "kvline/kvline.h"
+#include "kvstore/line/kvline.h"
 
 /* What is being sent of a slot. It stays until UCX is done with every piece. */
 struct job {

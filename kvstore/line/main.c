@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 #include "common/base/clock.h"
-#include "kvline/kvline.h"
+#include "kvstore/line/kvline.h"
 
 enum {
 	COMES_UP_MS = 2000,

@@ -1,6 +1,6 @@
 /* kvline: one end of a line (common/transport/line.h), with UCX in it. */
-#ifndef KVLINE_KVLINE_H
-#define KVLINE_KVLINE_H
+#ifndef KVSTORE_LINE_KVLINE_H
+#define KVSTORE_LINE_KVLINE_H
 
 #include "common/transport/line_message.h"
 #include "common/transport/transport_ucx.h"

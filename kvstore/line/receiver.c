@@ -1,7 +1,7 @@
 /* The worker's end: pieces are copied to the slot of their number. */
 #include <string.h>
 
-#include "kvline/kvline.h"
+#include "kvstore/line/kvline.h"
 
 struct expected {
 	uint64_t number; /* 0: nothing is expected in this slot */
