@@ -150,9 +150,10 @@ static void log_end(const struct gw_choice *choice, const struct gw_engine_resul
 	const json_t *report = result->report;
 	const char *sequence = json_string_value(json_object_get(report, "sequence"));
 
-	kv_info("http", "answer %s sequence=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
+	kv_info("http",
+	    "answer %s request=%s sequence=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
 	    result->status == KV_OK ? gw_finish_text(result->finish) : kv_status_text(result->status),
-	    sequence != NULL ? sequence : "-",
+	    exchange->answer.id, sequence != NULL ? sequence : "-",
 	    (long long)json_integer_value(json_object_get(report, "prompt_tokens")),
 	    (long long)json_integer_value(json_object_get(report, "prefix_hit_tokens")),
 	    json_array_size(json_object_get(report, "tokens")),

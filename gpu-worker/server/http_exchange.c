@@ -145,6 +145,7 @@ static void describe_answer(struct gw_exchange *exchange)
 
 	snprintf(answer->id, sizeof answer->id, "%s-%016llx",
 	    exchange->request.chat ? "chatcmpl" : "cmpl", (unsigned long long)kv_random_entropy());
+	exchange->head.request_id = answer->id;
 	answer->model = exchange->server->options.model.name;
 	answer->created = (int64_t)(kv_wall_ms() / 1000);
 	answer->chat = exchange->request.chat;
@@ -343,6 +344,7 @@ enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
 	MHD_add_response_header(response, "Content-Type", "text/event-stream");
 	MHD_add_response_header(response, "Cache-Control", "no-cache");
 	MHD_add_response_header(response, "X-Accel-Buffering", "no");
+	MHD_add_response_header(response, "X-Request-Id", exchange->answer.id);
 	exchange->answered = true;
 	result = MHD_queue_response(exchange->connection, 200, response);
 	MHD_destroy_response(response);

@@ -41,6 +41,7 @@ enum gw_route {
 struct gw_http_head {
 	const char *content_type; /* NULL: JSON */
 	const char *allow;        /* the method that the path takes */
+	const char *request_id;   /* as the log and the answer name it */
 	int authenticate;         /* a key is wanted */
 };
 

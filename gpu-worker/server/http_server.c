@@ -122,6 +122,8 @@ enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connec
 	MHD_add_response_header(response, "Content-Type",
 	    head->content_type != NULL && code == 200 ? head->content_type : "application/json");
 	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
+	if (head->request_id != NULL)
+		MHD_add_response_header(response, "X-Request-Id", head->request_id);
 	if (head->authenticate) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
 	if (head->allow != NULL)
 		MHD_add_response_header(
@@ -252,9 +254,8 @@ static enum MHD_Result open_exchange(struct gw_http_server *server,
 
 	if (needs_key(server, connection, url)) return refuse_key(server, connection);
 	/* Another worker may have what is not here; who drains says nothing about it. */
-	if (server->draining &&
-	    (i == ROUTES || !takes_method(routes[i].method, method) ||
-	        announces_too_much(server, connection)))
+	if (server->draining && (i == ROUTES || !takes_method(routes[i].method, method) ||
+	                            announces_too_much(server, connection)))
 		return refuse_stopping(server, connection);
 	if (i == ROUTES) return refuse_path(server, connection, url, NULL);
 	if (!takes_method(routes[i].method, method))

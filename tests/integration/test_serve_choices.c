@@ -39,6 +39,31 @@ static void ask(const char *more, struct serve_reply *reply)
 	if (reply->code != 200) fail_msg("%d: %s", reply->code, reply->body);
 }
 
+/* An answer goes by one name: in its body, its header and the log. */
+static void an_answer_has_a_name(void **state)
+{
+	char header[160], line[2048];
+	struct serve_reply reply;
+	const char *id;
+	bool logged = false;
+	FILE *log;
+
+	(void)state;
+	ask("\"temperature\":0", &reply);
+	id = json_string_value(json_object_get(reply.json, "id"));
+	assert_non_null(id);
+	snprintf(header, sizeof header, "X-Request-Id: %s\r\n", id);
+	assert_non_null(strstr(reply.head, header));
+	snprintf(header, sizeof header, "request=%s ", id);
+	log = fopen(worker.log, "r");
+	assert_non_null(log);
+	while (!logged && fgets(line, sizeof line, log) != NULL)
+		logged = strstr(line, header) != NULL;
+	fclose(log);
+	assert_true(logged);
+	serve_reply_deinit(&reply);
+}
+
 static json_int_t usage_of(const json_t *object, const char *name)
 {
 	return json_integer_value(json_object_get(json_object_get(object, "usage"), name));
@@ -323,6 +348,7 @@ static int stop(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(an_answer_has_a_name),
 	    cmocka_unit_test(greedy_choices_are_alike),
 	    cmocka_unit_test(a_seed_gives_the_same_choices),
 	    cmocka_unit_test(log_probabilities_of_a_completion),
