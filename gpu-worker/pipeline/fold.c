@@ -96,6 +96,8 @@ enum kv_status gw_fold(struct gw_sequence *sequence)
 	KV_TRY(plan(&fold, sequence));
 	status = write_layers(&fold);
 	if (status == KV_OK) status = commit(&fold);
+	/* Nothing that is queued may write to units that the store has back. */
+	if (status != KV_OK) gw_pipeline_settle(sequence->pipeline);
 	/* Clusters were replaced on the way: a sequence that failed to fold cannot go on. */
 	if (status != KV_OK && !fold.committed)
 		kvc_release(sequence->stored, fold.reserved, fold.count);
