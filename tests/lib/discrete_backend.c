@@ -34,7 +34,7 @@ void *discrete_clone(const void *from, size_t count, size_t size)
 
 /* To take megabytes of pages away thousands of times a second is most of the time: after the first
  * ones, it is done after some waits only. What touches device memory does so step after step. */
-enum { ALWAYS = 300, EVERY = 32 };
+enum { ALWAYS = 60, EVERY = 100 };
 
 static void protect(struct discrete *d, int protection)
 {
