@@ -141,7 +141,13 @@ static enum kv_status open_pipeline(struct gw_worker *worker)
 	options.max_batch = worker->max_batch;
 	options.audit = s->audit;
 	options.estimate_misses = s->on_miss == 1;
-	return gw_pipeline_create(&options, &worker->pipeline);
+	KV_TRY(gw_pipeline_create(&options, &worker->pipeline));
+	/* On a device of its own memory is what there is not enough of. */
+	if (!worker->ops->unified)
+		kv_info("worker", "%s; cluster cache %llu MiB of it",
+			worker->ops->describe(worker->backend),
+			(unsigned long long)(gw_pipeline_cache_stats(worker->pipeline).capacity_bytes >> 20));
+	return KV_OK;
 }
 
 static void name_worker(struct gw_worker *worker, const struct gw_settings *s)

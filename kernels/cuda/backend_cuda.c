@@ -95,9 +95,8 @@ static enum kv_status open_device(
 	    cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities"));
 	backend->low_priority = lowest;
 	KV_TRY(choose_limit(backend, options->device_memory));
-	snprintf(backend->description, sizeof backend->description,
-	    "cuda %.64s sm_%d%d, %d multiprocessors, %llu MiB to use", device.name, device.major,
-	    device.minor, device.multiProcessorCount, (unsigned long long)(backend->limit >> 20));
+	snprintf(backend->device, sizeof backend->device, "cuda %.40s sm_%d%d, %d multiprocessors",
+	    device.name, device.major, device.minor, device.multiProcessorCount);
 	return KV_OK;
 }
 
@@ -149,8 +148,21 @@ fail:
 	return status;
 }
 
+static unsigned long long mebibytes(uint64_t bytes)
+{
+	return (unsigned long long)((bytes + (1 << 20) - 1) >> 20);
+}
+
+/* What takes the memory now. */
 static const char *cuda_describe(struct kn_backend *backend)
 {
+	const uint64_t *used = backend->used;
+
+	snprintf(backend->description, sizeof backend->description,
+	    "%s; of %llu MiB weights take %llu, key/values, clusters and activations %llu, scratch "
+	    "%llu",
+	    backend->device, mebibytes(backend->limit), mebibytes(used[KN_CUDA_WEIGHTS]),
+	    mebibytes(used[KN_CUDA_BUFFERS]), mebibytes(used[KN_CUDA_SCRATCH]));
 	return backend->description;
 }
 

@@ -42,7 +42,8 @@ struct kn_backend {
 	struct kn_cuda_block *blocks;
 	uint32_t max_rows, max_columns; /* of a matmul that goes to cuBLAS */
 	int low_priority;               /* of streams for clustering */
-	char description[192];
+	char device[96];                /* its name and size, for people */
+	char description[256];
 };
 
 /* Pinned memory that descriptors are written to, and where they are copied to on the device: parts

@@ -155,6 +155,8 @@ static void memory_ends_where_it_was_said_to(void **state)
 	    cuda.ops->weight_pack(cuda.backend, &part, 1, 64, KN_PRECISION_FP32, &weight), KV_OK);
 	assert_int_equal(cuda.ops->weight_bytes(weight), sizeof values);
 	assert_int_equal(kn_device_alloc(&cuda, KN_DEVICE, 20 * megabyte, &first), KV_OK);
+	assert_non_null(strstr(cuda.ops->describe(cuda.backend), "of 64 MiB weights take 1, "));
+	assert_non_null(strstr(cuda.ops->describe(cuda.backend), "activations 20, scratch "));
 	assert_int_equal(kn_device_alloc(&cuda, KN_DEVICE, 20 * megabyte, &second), KV_NO_MEMORY);
 	assert_null(second);
 	assert_non_null(strstr(kv_error_message(), "weights take 16384"));
