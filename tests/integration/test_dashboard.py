@@ -96,7 +96,13 @@ def check_events(page, processes):
     wait_event(page, "segments evicted")
     processes.process("worker-1").kill()
     wait_event(page, "worker-1: left")
-    wait_event(page, "workers lost: died")
+    wait_event(page, "1 worker lost: died")
+    # Who ends without a word and is back at once has the same name, as another process.
+    name = "worker-0"
+    processes.process(name).kill()
+    processes.start_worker(name, sys.argv[2], *SHAPE, "--store",
+                           "unix:" + processes.path("kv.sock"))
+    wait_event(page, f"{name} reconnected")
 
 
 def main():
