@@ -160,28 +160,39 @@ void kvs_worker_facts(
 	}
 }
 
+/* Add what a worker did in one second of the last ones. */
+static void add_speeds(const struct kvs_worker *worker, struct kvs_figures *speeds)
+{
+	struct kvs_figures gain;
+	double seconds = kvs_worker_gain(worker, RATE_SECONDS, &gain);
+
+	/* A worker that has just come would show a second's work as that of a moment. */
+	if (seconds < 1) seconds = 1;
+	for (int i = 0; i < KVS_FIGURE_COUNT; i++)
+		speeds->value[i] += gain.value[i] / seconds;
+}
+
 /* Of one worker, or of all with NULL: hit rates, where anything was looked for, and speeds. */
 static void rate_facts(
     struct kvs_server *server, const struct kvs_worker *worker, kvs_fact_sink sink, void *context)
 {
-	struct kvs_figures gain;
-	double seconds = RATE_SECONDS;
+	struct kvs_figures speeds = {0};
+	struct kv_list *node;
 
 	for (int i = 0; i < KVS_HIT_RATES; i++) {
 		double rate = kvs_stats_hit_rate(server, worker, &kvs_hit_rates[i]);
 
 		if (!isnan(rate)) sink(context, kvs_hit_rates[i].name, NULL, rate);
 	}
-	if (worker) {
-		seconds = kvs_worker_gain(worker, RATE_SECONDS, &gain);
-		/* A worker that has just come would show a second's work as that of a moment. */
-		if (seconds < 1) seconds = 1;
-	} else {
-		kvs_workers_gain(server, RATE_SECONDS, &gain);
+	KV_LIST_EACH(node, &server->workers)
+	{
+		const struct kvs_worker *one = KV_CONTAINER_OF(node, struct kvs_worker, node);
+
+		if (!worker || one == worker) add_speeds(one, &speeds);
 	}
-	sink(context, "hit_bytes_per_second", NULL, gain.value[KVS_HIT_BYTES] / seconds);
-	sink(context, "fetch_bytes_per_second", NULL, gain.value[KVS_MISS_BYTES] / seconds);
-	sink(context, "decode_tokens_per_second", NULL, gain.value[KVS_DECODED] / seconds);
+	sink(context, "hit_bytes_per_second", NULL, speeds.value[KVS_HIT_BYTES]);
+	sink(context, "fetch_bytes_per_second", NULL, speeds.value[KVS_MISS_BYTES]);
+	sink(context, "decode_tokens_per_second", NULL, speeds.value[KVS_DECODED]);
 }
 
 static void all_facts(

@@ -60,9 +60,14 @@ def check_figures(page):
         wait_for(f"a line of {figure}", lambda figure=figure: page.evaluate(
             f"[...document.querySelectorAll('#chart-{figure} path:not(.grid)')]"
             ".some(path => path.getAttribute('d').includes('L'))"), 30)
-    rows = page.evaluate("[...document.querySelectorAll('#workers tr')].map(row =>"
-                         "[...row.cells].map(cell => cell.textContent))")
-    print(rows)
+    rows, total = page.evaluate(
+        "[[...document.querySelectorAll('#workers tr')].map(row =>"
+        "[...row.cells].map(cell => cell.textContent)),"
+        "document.getElementById('now-decoded').textContent]")
+    print(rows, total)
+    speeds = [float(text.replace(",", "").split("/")[0]) for text in
+              (total, *(row[6] for row in rows))]
+    assert abs(speeds[0] - sum(speeds[1:])) <= 3, "all is not the sum of its workers"
     assert sorted(row[0] for row in rows) == ["worker-0", "worker-1"], rows
     assert all(row[1] == "connected" and len(row) == 12 for row in rows), rows
     assert page.evaluate("document.getElementById('state').textContent") == "Ready"
