@@ -313,6 +313,19 @@ static enum kv_status fit(struct gw_http_request *request, const struct gw_http_
 	return KV_OK;
 }
 
+/* A stream tells records as they come; an answer that is told whole is built of all of them. */
+static enum kv_status check_records(const struct gw_http_request *request)
+{
+	uint64_t entries = (uint64_t)request->choices * request->session.max_tokens *
+	                   (request->session.top_logprobs + 1);
+
+	if (!request->logprobs || request->stream || entries <= GW_MAX_WHOLE_LOGPROBS) return KV_OK;
+	return kv_fail(KV_INVALID,
+	    "logprobs: %llu in one answer, at most %d; lower max_tokens, n or how many others are "
+	    "shown, or take a stream",
+	    (unsigned long long)entries, (int)GW_MAX_WHOLE_LOGPROBS);
+}
+
 static enum kv_status read_own_fields(const json_t *body, struct gw_session_request *session)
 {
 	KV_TRY(read_id(body, "sequence", &session->sequence_id));
@@ -394,7 +407,8 @@ static enum kv_status read_fields(
 	if (request->session.resume_id != NULL) return KV_OK;
 	KV_TRY(request->chat ? read_messages(request, model)
 	                     : read_prompt(request, model, parse_special, 1));
-	return fit(request, model);
+	KV_TRY(fit(request, model));
+	return check_records(request);
 }
 
 static enum kv_status read_tokenize(

@@ -10,7 +10,11 @@
 extern "C" {
 #endif
 
-enum { GW_DEFAULT_ANSWER_TOKENS = 512, GW_MAX_CHOICES = 16 };
+enum {
+	GW_DEFAULT_ANSWER_TOKENS = 512,
+	GW_MAX_CHOICES = 16,
+	GW_MAX_WHOLE_LOGPROBS = 1 << 18 /* of an answer that is no stream: some 700 bytes each */
+};
 
 /* What is served. Borrowed by all who get it. */
 struct gw_http_model {

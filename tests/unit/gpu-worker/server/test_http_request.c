@@ -353,6 +353,41 @@ static void takes_what_shapes_an_answer(void **state)
 	refused(0, "{\"resume\":\"s\",\"logprobs\":2}", KV_INVALID, "logprobs");
 }
 
+/* Before anything is computed: what the answer would be built of. */
+static void refuses_more_log_probabilities_than_an_answer_holds(void **state)
+{
+	static const struct {
+		const char *body;
+		enum kv_status status;
+	} bodies[] = {
+	    {"\"max_tokens\":12483,\"logprobs\":20", KV_OK},
+	    {"\"max_tokens\":12484,\"logprobs\":20", KV_INVALID},
+	    {"\"max_tokens\":12484,\"logprobs\":20,\"stream\":true", KV_OK},
+	    {"\"max_tokens\":12484", KV_OK},
+	    {"\"max_tokens\":16384,\"logprobs\":0,\"n\":16", KV_OK},
+	    {"\"max_tokens\":16385,\"logprobs\":0,\"n\":16", KV_INVALID},
+	    {"\"logprobs\":20,\"n\":16", KV_OK},
+	    {"\"max_tokens\":3999999999,\"logprobs\":20,\"n\":16", KV_INVALID},
+	};
+	struct gw_http_model model = a_model(GW_CHAT_CHATML);
+	struct gw_http_request request;
+	char body[256];
+
+	(void)state;
+	model.context = UINT32_MAX;
+	for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+		int length = snprintf(body, sizeof body, "{\"prompt\":\"a\",%s}", bodies[i].body);
+
+		assert_int_equal(
+		    gw_http_request_parse(&request, kv_heap(), &model, 0, body, (size_t)length),
+		    bodies[i].status);
+		if (bodies[i].status == KV_OK)
+			gw_http_request_deinit(&request);
+		else
+			assert_non_null(strstr(kv_error_message(), "take a stream"));
+	}
+}
+
 static void messages_have_the_fields_of_answers(void **state)
 {
 	static const char good[] =
@@ -529,6 +564,7 @@ int main(void)
 	    cmocka_unit_test(takes_fields_that_change_nothing),
 	    cmocka_unit_test(takes_what_shapes_an_answer),
 	    cmocka_unit_test(refuses_fields_that_it_would_ignore),
+	    cmocka_unit_test(refuses_more_log_probabilities_than_an_answer_holds),
 	    cmocka_unit_test(messages_have_the_fields_of_answers),
 	    cmocka_unit_test(refuses_what_does_not_fit),
 	    cmocka_unit_test(refuses_too_many_and_too_long_stops),
