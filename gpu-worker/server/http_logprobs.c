@@ -1,10 +1,17 @@
 #include "gpu-worker/server/http_logprobs.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "gpu-worker/text/utf8.h"
 
 enum { SHOWN_BYTES = 1024 };
+
+/* JSON has no infinity, nor what is no number: OpenAI's word for a token without any chance. */
+static double shown_logprob(float logprob)
+{
+	return isfinite(logprob) ? (double)logprob : -9999.0;
+}
 
 static struct gw_text_slice piece_of(const struct gw_tokenizer *tokenizer, int32_t token)
 {
@@ -54,8 +61,8 @@ static json_t *chat_entry(const struct gw_tokenizer *tokenizer, int32_t token, f
 {
 	struct gw_text_slice piece = piece_of(tokenizer, token);
 
-	return json_pack("{s:o, s:f, s:o}", "token", shown_text(piece), "logprob", (double)logprob,
-	    "bytes", bytes_of(piece));
+	return json_pack("{s:o, s:f, s:o}", "token", shown_text(piece), "logprob",
+	    shown_logprob(logprob), "bytes", bytes_of(piece));
 }
 
 static json_t *chat_shape(const struct gw_tokenizer *tokenizer,
@@ -87,7 +94,7 @@ static json_t *top_by_text(
 	for (uint32_t j = 0; j < record->top_count; j++) {
 		(void)show(piece_of(tokenizer, record->top_tokens[j]), shown);
 		if (json_object_get(top, shown) == NULL)
-			json_object_set_new(top, shown, json_real((double)record->top_logprobs[j]));
+			json_object_set_new(top, shown, json_real(shown_logprob(record->top_logprobs[j])));
 	}
 	return top;
 }
@@ -112,7 +119,7 @@ static json_t *completion_shape(const struct gw_tokenizer *tokenizer,
 		struct gw_text_slice piece = piece_of(tokenizer, records[i].token);
 
 		json_array_append_new(tokens, shown_text(piece));
-		json_array_append_new(logprobs, json_real((double)records[i].logprob));
+		json_array_append_new(logprobs, json_real(shown_logprob(records[i].logprob)));
 		json_array_append_new(tops, top_by_text(tokenizer, &records[i]));
 		json_array_append_new(offsets, json_integer((json_int_t)*text_offset));
 		*text_offset += characters(piece);
