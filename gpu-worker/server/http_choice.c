@@ -161,6 +161,18 @@ static void log_end(const struct gw_choice *choice, const struct gw_engine_resul
 	    result->status == KV_OK ? "" : result->message);
 }
 
+/* The sequence that the client may resume is that of the choice that failed, which is not always
+ * the one that was opened last. */
+static void fail(struct gw_choice *choice, const struct gw_engine_result *result)
+{
+	struct gw_exchange *exchange = choice->exchange;
+	const char *sequence = json_string_value(json_object_get(result->report, "sequence"));
+
+	snprintf(exchange->answer.sequence, sizeof exchange->answer.sequence, "%.63s",
+	    sequence != NULL ? sequence : "");
+	gw_exchange_fail(exchange, result->status, 1, result->message);
+}
+
 static void finish(struct gw_choice *choice, const struct gw_engine_result *result)
 {
 	struct gw_exchange *exchange = choice->exchange;
@@ -170,7 +182,7 @@ static void finish(struct gw_choice *choice, const struct gw_engine_result *resu
 	choice->report = json_incref(result->report);
 	if (exchange->complete) return;
 	if (result->status != KV_OK) {
-		gw_exchange_fail(exchange, result->status, 1, result->message);
+		fail(choice, result);
 		return;
 	}
 	if (exchange->streaming)

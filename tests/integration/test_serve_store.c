@@ -111,6 +111,27 @@ static void another_worker_finds_the_prompt(void **state)
 	serve_reply_deinit(&again);
 }
 
+static unsigned events_of_second(const struct serve_call *call)
+{
+	unsigned count = 0;
+
+	for (const char *at = call->raw; at != NULL && (at = strstr(at, "\"index\":1")) != NULL; at++)
+		count++;
+	return count;
+}
+
+/* Of two choices the one that was opened first fails first, and is the one that may be resumed. */
+static void names_the_sequence_that_failed(const json_t *event)
+{
+	const char *message =
+	    json_string_value(json_object_get(json_object_get(event, "error"), "message"));
+	char named[96];
+
+	snprintf(named, sizeof named, "(sequence %s)", json_string_value(own(event, "sequence")));
+	if (message == NULL || strstr(message, named) == NULL)
+		fail_msg("%s does not name %s", message != NULL ? message : "no error", named);
+}
+
 static void a_lost_store_ends_answers_and_comes_back(void **state)
 {
 	struct serve_call call;
@@ -122,13 +143,15 @@ static void a_lost_store_ends_answers_and_comes_back(void **state)
 	assert_true(start_worker(&worker, "clusterkv", true));
 	assert_int_equal(ask(&worker, body_of(prompt, "\"max_tokens\":9"), &before), 200);
 	assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions",
-	    body_of(prompt, "\"max_tokens\":15000,\"stream\":true")));
-	assert_true(serve_call_read(&call, "\"tokens\":"));
+	    body_of(prompt, "\"max_tokens\":15000,\"stream\":true,\"n\":2")));
+	while (events_of_second(&call) < 3)
+		assert_false(serve_call_ended(&call));
 	store_fixture_kill(&store);
 	assert_true(serve_call_finish(&call, &reply));
 	assert_true(serve_stream_parse(&reply, &stream));
 	assert_true(stream.done);
 	assert_non_null(strstr(reply.body, "store connection lost during the answer"));
+	names_the_sequence_that_failed(stream.last);
 	serve_stream_deinit(&stream);
 	serve_reply_deinit(&reply);
 	assert_true(serve_wait_status(&worker, "waiting for the store"));
