@@ -373,7 +373,7 @@ static enum kv_status open_listener(struct gw_http_server *server)
 	KV_TRY(split_address(listen, host, &port));
 	hints.ai_socktype = SOCK_STREAM;
 	hints.ai_flags = AI_NUMERICSERV;
-	/* The API has no authentication: who wants other machines to reach it says so. */
+	/* There need not be keys, and there is no TLS: who wants other machines to reach it says so. */
 	failed = getaddrinfo(host[0] != '\0' ? host : "127.0.0.1", port, &hints, &list);
 	if (failed != 0)
 		return kv_fail(failed == EAI_NONAME ? KV_USAGE : KV_IO, "--listen \"%s\": %s", listen,
