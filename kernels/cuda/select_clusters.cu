@@ -4,8 +4,9 @@
  * the leading 10 bits of the votes finds the bucket in which the budget ends; the clusters down to
  * that one, in ascending order, are sorted (some 50 of thousands as a rule, but all of them when
  * all votes are equal): up to one a thread each counts those before it, in one step; more go
- * through a stable radix sort of four passes, in which the extents' memory is the second list
- * before it takes the result. Sums of their sizes say how much of each is taken.
+ * through a stable radix sort of four passes, in which the memory of `rest` is the second list.
+ * Sums of their sizes say how much of each is taken. Extents and counts are written once and never
+ * read: as a rule they are memory of the host, where a read takes longer than all the rest.
  *
  * Shared memory: 16 KiB of the sort and 8 of the histogram; registers 40. So three blocks of them
  * run on a multiprocessor, but there are rarely as many jobs as multiprocessors: the time is that
@@ -97,10 +98,10 @@ static __device__ void rank(select_memory *memory, const kn_select_job *job, uin
 	__syncthreads();
 }
 
-/* The same for any number of them. */
+/* The same for any number of them; rest becomes the sizes again. */
 static __device__ void sort(select_memory *memory, const kn_select_job *job, uint32_t count)
 {
-	uint32_t *from = job->scratch, *to = reinterpret_cast<uint32_t *>(job->extents);
+	uint32_t *from = job->scratch, *to = job->rest;
 	const float *votes = job->votes;
 
 	for (uint32_t shift = 0; shift < 32; shift += KN_SORT_BITS) {
@@ -111,6 +112,9 @@ static __device__ void sort(select_memory *memory, const kn_select_job *job, uin
 		from = to;
 		to = swap;
 	}
+	for (uint32_t c = threadIdx.x; c < job->clusters; c += KN_SORT_THREADS)
+		job->rest[c] = job->sizes[c];
+	__syncthreads();
 }
 
 /* Extents until the budget is full, and what they leave. */

@@ -6,6 +6,7 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include <cmocka.h>
 
@@ -13,7 +14,7 @@
 #include "tests/kernels/cuda/device.h"
 #include "tests/kernels/kv_rows.h"
 
-enum { MOST_JOBS = 24 };
+enum { MOST_JOBS = 24, MARK = 0xa5 };
 
 enum votes { SMALL, TIES, ZEROS, SPECIAL, WIDE, EQUAL, SOFTMAX, VOTES };
 
@@ -54,7 +55,9 @@ static void job_create(
     struct job *j, struct kv_random *random, uint32_t clusters, uint32_t budget, enum votes kind)
 {
 	size_t room = (size_t)clusters * 4 + 4;
+	uint8_t *marks = kvt_alloc(2, room);
 
+	memset(marks, MARK, 2 * room);
 	j->clusters = clusters;
 	j->budget = budget;
 	j->votes = kvt_alloc(clusters + 1, sizeof *j->votes);
@@ -68,10 +71,11 @@ static void job_create(
 	    .sizes = dev_upload(j->sizes, room),
 	    .clusters = clusters,
 	    .budget = budget,
-	    .extents = dev_alloc(2 * room),
+	    .extents = dev_upload(marks, 2 * room),
 	    .rest = dev_alloc(room),
 	    .counts = dev_alloc(sizeof j->counts),
 	    .scratch = dev_alloc(room)};
+	kvt_free(marks);
 }
 
 static void job_destroy(struct job *j)
@@ -86,6 +90,16 @@ static void job_destroy(struct job *j)
 	kvt_free(j->sizes);
 	kvt_free(j->extents);
 	kvt_free(j->rest);
+}
+
+/* Extents may be memory of the host: nothing but the result is kept there. */
+static void check_marks(const struct job *j)
+{
+	const uint8_t *from = (const uint8_t *)(const void *)(j->extents + j->counts.extents);
+	const uint8_t *end = (const uint8_t *)(const void *)(j->extents + j->clusters + 1);
+
+	for (; from < end; from++)
+		assert_int_equal(*from, MARK);
 }
 
 static void run_device(struct job *jobs, uint32_t count)
@@ -104,8 +118,8 @@ static void run_device(struct job *jobs, uint32_t count)
 
 		dev_download(&j->counts, j->device.counts, sizeof j->counts);
 		assert_true(j->counts.extents <= j->clusters);
-		j->extents =
-		    dev_fetch(j->device.extents, ((size_t)j->counts.extents + 1) * sizeof *j->extents);
+		j->extents = dev_fetch(j->device.extents, ((size_t)j->clusters + 1) * sizeof *j->extents);
+		check_marks(j);
 		j->rest = dev_fetch(j->device.rest, (size_t)j->clusters * 4 + 4);
 	}
 	dev_free((void *)(uintptr_t)a.jobs);
