@@ -207,14 +207,19 @@ uint64_t kvs_disk_index_bytes_of(
 	return entry ? entry->bytes : 0;
 }
 
+/* The last one to have been used, in the whole and in its family. */
+static void make_last(struct kvs_disk_index *index, struct entry *entry)
+{
+	kv_list_move_back(&index->order, &entry->node);
+	kv_list_remove(&entry->sibling);
+	kv_list_push_front(&entry->family->members, &entry->sibling);
+}
+
 void kvs_disk_index_touch(struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES])
 {
 	struct entry *entry = find(index, key);
 
-	if (!entry) return;
-	kv_list_move_back(&index->order, &entry->node);
-	kv_list_remove(&entry->sibling);
-	kv_list_push_front(&entry->family->members, &entry->sibling);
+	if (entry) make_last(index, entry);
 }
 
 bool kvs_disk_index_remove(struct kvs_disk_index *index, const uint8_t key[KVW_KEY_BYTES])
@@ -257,7 +262,7 @@ enum kv_status kvs_disk_index_sort(struct kvs_disk_index *index)
 	KV_CHECK(count == index->count);
 	qsort(all, count, sizeof *all, by_use);
 	for (uint32_t i = 0; i < count; i++)
-		kv_list_move_back(&index->order, &all[i]->node);
+		make_last(index, all[i]);
 	kv_free(index->allocator, all);
 	return KV_OK;
 }

@@ -299,7 +299,7 @@ static void test_closest_file(void **state)
 		/* What has the most of it belongs elsewhere. */
 		if (i == 2) marks.parent[0]++;
 		number_key(i, name);
-		assert_int_equal(kvs_disk_index_add(index, name, &marks, 10, 0), KV_OK);
+		assert_int_equal(kvs_disk_index_add(index, name, &marks, 10, 9 - i), KV_OK);
 	}
 	marks = marks_of(prompt, 200);
 	marks.start++;
@@ -309,9 +309,17 @@ static void test_closest_file(void **state)
 	number_key(4, name);
 	assert_memory_equal(closest, name, sizeof name);
 	assert_int_equal(found.tokens, MARKED);
-	/* Of two that have as much, the one used last. */
+	/* Of two that have as much, the one used last: since it was added, or by its time. */
 	number_key(1, name);
 	kvs_disk_index_touch(index, name);
+	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 32);
+	assert_memory_equal(closest, name, sizeof name);
+	number_key(4, name);
+	kvs_disk_index_touch(index, name);
+	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 32);
+	assert_memory_equal(closest, name, sizeof name);
+	number_key(1, name);
+	assert_int_equal(kvs_disk_index_sort(index), KV_OK);
 	assert_int_equal(kvs_disk_index_closest(index, &rest, prompt, closest, &found), 32);
 	assert_memory_equal(closest, name, sizeof name);
 	for (uint32_t i = 0; i < 6; i++) {
