@@ -2,11 +2,13 @@
  *
  * One block of 512 threads a job, any number of clusters. A histogram of the clusters' tokens over
  * the leading 10 bits of the votes finds the bucket in which the budget ends; the clusters down to
- * that one, in ascending order, are sorted (some 50 of thousands as a rule, but all of them when
- * all votes are equal): up to one a thread each counts those before it, in one step; more go
- * through a stable radix sort of four passes, in which the memory of `rest` is the second list.
- * Sums of their sizes say how much of each is taken. Extents and counts are written once and never
- * read: as a rule they are memory of the host, where a read takes longer than all the rest.
+ * that one, in ascending order, are sorted: some 50 of thousands as a rule. Where attention is
+ * spread evenly there are thousands, as a bucket's votes differ by a half: then a second histogram
+ * of that bucket's next 10 bits leaves those that are needed and a few, and only votes that are
+ * equal stay many. Up to one a thread each counts those before it, in one step; more go through a
+ * stable radix sort of four passes, in which the memory of `rest` is the second list. Sums of their
+ * sizes say how much of each is taken. Extents and counts are written once and never read: as a
+ * rule they are memory of the host, where a read takes longer than all the rest.
  *
  * Shared memory: 16 KiB of the sort and 8 of the histogram; registers 40. So three blocks of them
  * run on a multiprocessor, but there are rarely as many jobs as multiprocessors: the time is that
@@ -16,8 +18,8 @@
 #include "kernels/cuda/launch_clusters.h"
 
 enum {
-	BUCKET_SHIFT = 22,
-	BUCKETS = 1 << (32 - BUCKET_SHIFT),
+	BUCKET_BITS = 10,
+	BUCKETS = 1 << BUCKET_BITS,
 	EACH = BUCKETS / KN_SORT_THREADS /* of a thread */
 };
 
@@ -30,14 +32,17 @@ struct select_memory {
 	uint32_t last;
 };
 
-static __device__ uint32_t bucket_of(float vote)
-{
-	return kn_falling_order(vote) >> BUCKET_SHIFT;
-}
+/* The bucket in which the budget ends, or one behind it: order >> shift of its votes. */
+struct cut {
+	uint32_t last, shift;
+};
 
-/* The last bucket that is needed to fill the budget; rest becomes the sizes. */
-static __device__ uint32_t last_bucket(select_memory *memory, const kn_select_job *job)
+/* The next bits of the cut; rest becomes the sizes. The whole budget is looked for in the bucket,
+ * what the ones before it take included: so a few too many come through, never too few, and all
+ * where it is not filled. */
+static __device__ void narrow(select_memory *memory, const kn_select_job *job, cut *cut)
 {
+	uint32_t shift = cut->shift - BUCKET_BITS;
 	wide sum = 0, total;
 
 	for (uint32_t i = threadIdx.x; i < BUCKETS; i += KN_SORT_THREADS)
@@ -45,10 +50,11 @@ static __device__ uint32_t last_bucket(select_memory *memory, const kn_select_jo
 	if (threadIdx.x == 0) memory->last = BUCKETS - 1;
 	__syncthreads();
 	for (uint32_t c = threadIdx.x; c < job->clusters; c += KN_SORT_THREADS) {
-		uint32_t size = job->sizes[c];
+		uint32_t size = job->sizes[c], order = kn_falling_order(job->votes[c]);
 
 		job->rest[c] = size;
-		atomicAdd(&memory->tokens[bucket_of(job->votes[c])], (wide)size);
+		if ((wide)order >> cut->shift == cut->last)
+			atomicAdd(&memory->tokens[(order >> shift) % BUCKETS], (wide)size);
 	}
 	__syncthreads();
 	for (uint32_t i = 0; i < EACH; i++)
@@ -62,19 +68,22 @@ static __device__ uint32_t last_bucket(select_memory *memory, const kn_select_jo
 		before = with;
 	}
 	__syncthreads();
-	return memory->last;
+	cut->last = cut->last << BUCKET_BITS | memory->last;
+	cut->shift = shift;
 }
 
 /* The clusters up to that bucket to the scratch, in ascending order; returns how many. */
 static __device__ uint32_t find_candidates(
-    select_memory *memory, const kn_select_job *job, uint32_t last)
+    select_memory *memory, const kn_select_job *job, const cut *cut)
 {
 	uint32_t found = 0, total;
 
 	for (uint32_t base = 0; base < job->clusters; base += KN_SORT_THREADS) {
 		uint32_t c = base + threadIdx.x, wanted = 0;
 
-		if (c < job->clusters) wanted = job->sizes[c] != 0 && bucket_of(job->votes[c]) <= last;
+		if (c < job->clusters)
+			wanted =
+			    job->sizes[c] != 0 && kn_falling_order(job->votes[c]) >> cut->shift <= cut->last;
 		uint32_t at = kn_sum_before(wanted, memory->sort.partial, &total);
 
 		if (wanted) job->scratch[found + at] = c;
@@ -148,9 +157,15 @@ static __global__ void __launch_bounds__(KN_SORT_THREADS) select_kernel(const kn
 {
 	__shared__ select_memory memory;
 	const kn_select_job *job = &jobs[blockIdx.x];
-	uint32_t last = last_bucket(&memory, job), count = 0;
+	uint32_t count = 0;
+	cut end = {0, 32};
 
-	if (job->budget != 0) count = find_candidates(&memory, job, last);
+	narrow(&memory, job, &end);
+	if (job->budget != 0) count = find_candidates(&memory, job, &end);
+	if (count > KN_SORT_THREADS) {
+		narrow(&memory, job, &end);
+		count = find_candidates(&memory, job, &end);
+	}
 	if (count <= KN_SORT_THREADS)
 		rank(&memory, job, count);
 	else

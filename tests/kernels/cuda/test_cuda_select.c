@@ -16,7 +16,7 @@
 
 enum { MOST_JOBS = 24, MARK = 0xa5 };
 
-enum votes { SMALL, TIES, ZEROS, SPECIAL, WIDE, EQUAL, SOFTMAX, VOTES };
+enum votes { SMALL, TIES, ZEROS, SPECIAL, WIDE, EQUAL, FLAT, SOFTMAX, VOTES };
 
 /* One job: inputs, and results of either side. */
 struct job {
@@ -44,6 +44,8 @@ static float vote_of(struct kv_random *random, enum votes kind)
 		return x == 0 ? NAN : x == 1 ? -INFINITY : x == 2 ? INFINITY : 1e-42f * (float)x;
 	case EQUAL:
 		return 0.25f;
+	case FLAT: /* the same in their first 10 bits */
+		return 0.25f + 0.1f * (float)kv_random_unit(random);
 	case SOFTMAX:
 		return expf(3.0f * kv_random_normal(random) - 8.0f);
 	default:
@@ -249,8 +251,10 @@ static void takes_any_number_of_clusters(void **state)
 	job_create(&jobs[2], &random, 600, UINT32_MAX, WIDE);
 	job_create(&jobs[3], &random, 700, 1u << 16, TIES);
 	job_create(&jobs[4], &random, 1300, 25000, SPECIAL);
-	check_jobs(jobs, FEW ? 3 : 5);
-	for (uint32_t i = FEW ? 3 : 5; i < 5; i++)
+	job_create(&jobs[5], &random, clusters / 2, 1024, FLAT);
+	job_create(&jobs[6], &random, clusters / 2, clusters * 8, FLAT);
+	check_jobs(jobs, FEW ? 3 : 7);
+	for (uint32_t i = FEW ? 3 : 7; i < 7; i++)
 		job_destroy(&jobs[i]);
 }
 
