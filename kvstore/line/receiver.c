@@ -10,6 +10,7 @@ struct expected {
 };
 
 static struct expected slots[KV_LINE_SLOTS];
+static bool linked; /* which is told once: anybody on the network can say it again and again */
 
 static struct expected *find(uint64_t number)
 {
@@ -51,8 +52,9 @@ static ucs_status_t on_message(void *untyped, const void *head, size_t head_byte
 	memcpy(&header, head, sizeof header); /* it is not aligned */
 	if (header.number)
 		take_piece(line, &header, data, bytes);
-	else
+	else if (!linked)
 		kvline_say(line, KV_LINE_LINKED, 0, 0);
+	linked = linked || !header.number;
 	return UCS_OK;
 }
 
