@@ -2,6 +2,7 @@
 
 #include <float.h>
 #include <math.h>
+#include <stdbool.h>
 #include <string.h>
 
 /* What is absent or null keeps the value that it has. */
@@ -448,6 +449,25 @@ static enum kv_status load_body(struct gw_http_request *request, struct kv_alloc
 	return KV_OK;
 }
 
+/* A request may wait and run for long: what was read of its body, or has no effect, goes now. A few
+ * bytes of JSON are a hundred in memory. */
+static void drop_what_was_read(json_t *body)
+{
+	static const char *const borrowed[] = {"stop", "sequence", "resume"};
+	const char *name;
+	json_t *value;
+	void *next;
+
+	json_object_foreach_safe(body, next, name, value)
+	{
+		bool keep = false;
+
+		for (size_t i = 0; i < sizeof borrowed / sizeof borrowed[0]; i++)
+			keep = keep || strcmp(name, borrowed[i]) == 0;
+		if (!keep) json_object_del(body, name);
+	}
+}
+
 enum kv_status gw_http_request_parse(struct gw_http_request *request,
     struct kv_allocator *allocator, const struct gw_http_model *model, int chat, const char *body,
     size_t length)
@@ -459,7 +479,10 @@ enum kv_status gw_http_request_parse(struct gw_http_request *request,
 	request->session.stops = request->stops;
 	status = read_fields(request, model);
 	request->session.tokens = request->tokens;
-	if (status != KV_OK) gw_http_request_deinit(request);
+	if (status == KV_OK)
+		drop_what_was_read(request->body);
+	else
+		gw_http_request_deinit(request);
 	return status;
 }
 

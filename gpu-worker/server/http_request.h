@@ -27,7 +27,7 @@ struct gw_http_model {
 
 struct gw_http_request {
 	struct kv_allocator *allocator;
-	json_t *body;    /* texts of `session` are borrowed from it */
+	json_t *body;    /* the fields whose texts `session` borrows */
 	int32_t *tokens; /* the prompt, owned; NULL with resume */
 	const char *stops[GW_MAX_STOPS];
 	struct gw_session_request session;

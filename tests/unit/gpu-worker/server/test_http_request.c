@@ -388,6 +388,25 @@ static void refuses_more_log_probabilities_than_an_answer_holds(void **state)
 	}
 }
 
+/* What a request keeps while it waits and runs is what it needs. */
+static void keeps_nothing_else_of_a_body(void **state)
+{
+	static const char body[] = "{\"prompt\":\"hello\",\"metadata\":{\"a\":[[],[]]},\"user\":\"u\","
+	                           "\"stop\":[\"a\",\"bc\"],\"sequence\":\"id-1\",\"top_k\":3}";
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(parse(&request, body), KV_OK);
+	assert_int_equal(json_object_size(request.body), 2);
+	assert_string_equal(request.session.stops[1], "bc");
+	assert_string_equal(request.session.sequence_id, "id-1");
+	gw_http_request_deinit(&request);
+	assert_int_equal(parse(&request, "{\"resume\":\"id-2\",\"metadata\":{}}"), KV_OK);
+	assert_int_equal(json_object_size(request.body), 1);
+	assert_string_equal(request.session.resume_id, "id-2");
+	gw_http_request_deinit(&request);
+}
+
 static void messages_have_the_fields_of_answers(void **state)
 {
 	static const char good[] =
@@ -565,6 +584,7 @@ int main(void)
 	    cmocka_unit_test(takes_what_shapes_an_answer),
 	    cmocka_unit_test(refuses_fields_that_it_would_ignore),
 	    cmocka_unit_test(refuses_more_log_probabilities_than_an_answer_holds),
+	    cmocka_unit_test(keeps_nothing_else_of_a_body),
 	    cmocka_unit_test(messages_have_the_fields_of_answers),
 	    cmocka_unit_test(refuses_what_does_not_fit),
 	    cmocka_unit_test(refuses_too_many_and_too_long_stops),
