@@ -10,7 +10,7 @@
  * sizes say how much of each is taken. Extents and counts are written once and never read: as a
  * rule they are memory of the host, where a read takes longer than all the rest.
  *
- * Shared memory: 16 KiB of the sort and 8 of the histogram; registers 40. So three blocks of them
+ * Shared memory: 16 KiB of the sort and 4 of the histogram; registers 40. So three blocks of them
  * run on a multiprocessor, but there are rarely as many jobs as multiprocessors: the time is that
  * of one block, which is bounded by its barriers.
  */
@@ -27,7 +27,7 @@ typedef unsigned long long wide;
 
 struct select_memory {
 	kn_sort_memory sort;
-	wide tokens[BUCKETS];
+	uint32_t tokens[BUCKETS];
 	wide partial[KN_SORT_WARPS];
 	uint32_t last;
 };
@@ -39,7 +39,9 @@ struct cut {
 
 /* The next bits of the cut; rest becomes the sizes. The whole budget is looked for in the bucket,
  * what the ones before it take included: so a few too many come through, never too few, and all
- * where it is not filled. */
+ * where it is not filled. Nor are there too few where a bucket has 2^32 tokens and its count starts
+ * again: 32 bits are what shared memory adds by itself, and when all clusters are in one bucket, as
+ * they may be, a loop of exchanges would cost more than all the rest. */
 static __device__ void narrow(select_memory *memory, const kn_select_job *job, cut *cut)
 {
 	uint32_t shift = cut->shift - BUCKET_BITS;
@@ -54,7 +56,7 @@ static __device__ void narrow(select_memory *memory, const kn_select_job *job, c
 
 		job->rest[c] = size;
 		if ((wide)order >> cut->shift == cut->last)
-			atomicAdd(&memory->tokens[(order >> shift) % BUCKETS], (wide)size);
+			atomicAdd(&memory->tokens[(order >> shift) % BUCKETS], size);
 	}
 	__syncthreads();
 	for (uint32_t i = 0; i < EACH; i++)

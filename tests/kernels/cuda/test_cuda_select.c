@@ -258,6 +258,25 @@ static void takes_any_number_of_clusters(void **state)
 		job_destroy(&jobs[i]);
 }
 
+/* More tokens than 32 bits count, in one bucket of votes, in several and in one vote. */
+static void takes_clusters_of_any_size(void **state)
+{
+	static const enum votes kinds[] = {FLAT, SOFTMAX, EQUAL, FLAT};
+	struct job jobs[MOST_JOBS] = {0};
+
+	(void)state;
+	for (uint32_t i = 0; i < 4; i++) {
+		struct kv_random random;
+
+		kv_random_seed(&random, 7 + i);
+		job_create(&jobs[i], &random, 24, i < 3 ? UINT32_MAX : 1u << 31, kinds[i]);
+		for (uint32_t c = 0; c < 24; c++)
+			jobs[i].sizes[c] = UINT32_MAX - c * (UINT32_MAX / 24);
+		dev_write((void *)(uintptr_t)jobs[i].device.sizes, jobs[i].sizes, 24 * sizeof(uint32_t));
+	}
+	check_jobs(jobs, 4);
+}
+
 /* Budgets one token before, at and behind the end of a cluster, and of everything. */
 static void trims_the_last_cluster(void **state)
 {
@@ -373,6 +392,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(equals_a_full_sort),
 	    cmocka_unit_test(takes_any_number_of_clusters),
+	    cmocka_unit_test(takes_clusters_of_any_size),
 	    cmocka_unit_test(trims_the_last_cluster),
 	    cmocka_unit_test(ranks_what_a_faulty_network_misses),
 	};
