@@ -120,8 +120,9 @@ void gw_engine_destroy(struct gw_engine *engine)
 
 	if (engine == NULL) return;
 	if (engine->thread_runs) {
-		gw_engine_stop(engine);
 		for (;;) {
+			/* Again while the ring has no room for it. */
+			gw_engine_stop(engine);
 			receive(engine);
 			if (engine->ended) break;
 			nanosleep(&nap, NULL);

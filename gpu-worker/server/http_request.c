@@ -423,6 +423,9 @@ static enum kv_status read_tokenize(
 	if (field(body, "messages") == NULL) return read_prompt(request, model, parse_special, bos);
 	if (field(body, "prompt") != NULL)
 		return kv_fail(KV_INVALID, "messages: goes without a prompt; leave one of them out");
+	if (field(body, "add_special_tokens") != NULL || field(body, "parse_special") != NULL)
+		return kv_fail(KV_INVALID, "%s: the chat's template decides for messages; leave it out",
+		    field(body, "parse_special") != NULL ? "parse_special" : "add_special_tokens");
 	return read_messages(request, model);
 }
 

@@ -333,16 +333,18 @@ static void rank(struct gw_token_record *record, uint32_t most, int32_t token, f
 static void record(struct gw_session *session, int32_t token, const float *logits, uint32_t count)
 {
 	struct gw_token_record *made = &session->records[session->token_count];
-	double sum = 0.0, best = (double)logits[0], norm;
+	double sum = 0.0, best = -INFINITY, norm;
 
 	made->token = token;
 	made->top_count = 0;
+	/* A NaN counts as minus infinity, as it does to the sampler. */
 	for (uint32_t i = 0; i < count; i++) {
+		if (isnan(logits[i])) continue;
 		if ((double)logits[i] > best) best = (double)logits[i];
 		if (session->top_logprobs > 0) rank(made, session->top_logprobs, (int32_t)i, logits[i]);
 	}
 	for (uint32_t i = 0; i < count; i++)
-		sum += exp((double)logits[i] - best);
+		sum += isnan(logits[i]) ? 0.0 : exp((double)logits[i] - best);
 	norm = best + log(sum);
 	made->logprob = (float)((double)logits[token] - norm);
 	for (uint32_t i = 0; i < made->top_count; i++)

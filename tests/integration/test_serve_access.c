@@ -72,6 +72,8 @@ static void says_what_is_wrong_with_tokens(void **state)
 	fails("/tokenize", "{\"prompt\":\"a\",\"n\":1}", "n: is not a field of /tokenize");
 	fails("/tokenize", "{\"prompt\":\"a\",\"messages\":[]}", "leave one of them out");
 	fails("/tokenize", "{\"prompt\":\"a\",\"add_special_tokens\":1}", "add_special_tokens");
+	fails("/tokenize", "{\"messages\":[],\"add_special_tokens\":true}", "add_special_tokens: the");
+	fails("/tokenize", "{\"messages\":[],\"parse_special\":false}", "parse_special: the chat");
 	fails("/detokenize", "{\"tokens\":\"a\"}", "tokens: must be");
 	fails("/detokenize", "{\"tokens\":[1,-1]}", "tokens: token -1");
 	fails("/detokenize", "{\"tokens\":[1,99999999]}", "tokens: token 99999999");
