@@ -121,7 +121,7 @@ cudaError_t kn_cuda_update_centroids_paper(
 /* The job's centroids and value_means. */
 cudaError_t kn_cuda_publish_means(const struct kn_index_work *w, cudaStream_t stream);
 
-/* The job's sizes and order. */
+/* The job's sizes and order; members become that order. */
 cudaError_t kn_cuda_order_rows(const struct kn_index_work *w, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -162,7 +162,11 @@ static __global__ void __launch_bounds__(KN_SORT_THREADS) rows_kernel(kn_index_w
 	for (uint32_t c = threadIdx.x; c < job->clusters; c += KN_SORT_THREADS)
 		job->sizes[c] = s.starts[c + 1] - s.starts[c];
 	sort_by_cosine(&memory, &s, job->n, 0);
-	sort_by_label(&memory, &s, job->n, job->clusters, s.sorted, job->order);
+	sort_by_label(&memory, &s, job->n, job->clusters, s.sorted, s.members);
+	/* The order may be memory of the host, which is to be written in whole lines: a sort's single
+	 * numbers would each be a transfer over the bus. */
+	for (uint32_t i = threadIdx.x; i < job->n; i += KN_SORT_THREADS)
+		job->order[i] = s.members[i];
 }
 
 extern "C" cudaError_t kn_cuda_order_members(
