@@ -20,7 +20,7 @@ struct kvs_settings {
 	const char *remote_tenant;
 	const char *trusted_network; /* NULL or "": none, no UCX between hosts */
 	uint64_t memory;             /* 0: chosen by kvs_settings_complete */
-	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 256 MiB */
+	uint64_t region; /* usual size of a region; 0: a quarter of memory, at most 64 to 256 MiB */
 	int transport;   /* enum kvs_transport_choice */
 	int verify;      /* enum kvs_verify */
 	const char *tenants, *tenant_quota;        /* as kvs_quotas_parse takes them */

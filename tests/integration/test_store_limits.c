@@ -3,6 +3,7 @@
 
 #include <signal.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 const char *test_transport = "map";
@@ -104,6 +105,19 @@ static void test_refused_makes_no_memory(void **state)
 	assert_true(logged("memory made") <= 1);
 }
 
+/* A region is made in one turn of the loop: it must not take as long as workers wait for a word. */
+static void test_regions_are_small(void **state)
+{
+	static const char *const arguments[] = {"--transport=map", "--memory=1GiB", NULL};
+
+	(void)state;
+	start(arguments);
+	for (int i = 0; i < 100 && logged("memory made") == 0; i++)
+		nanosleep(&(const struct timespec){0, 50000000}, NULL);
+	assert_int_equal(logged("memory made bytes=67108864 "), logged("memory made"));
+	assert_true(logged("memory made") > 0);
+}
+
 /* The only place is a stopped worker's: once its lease has lapsed, it is for the next. */
 static void test_place_of_a_lapsed_worker(void **state)
 {
@@ -150,6 +164,7 @@ int main(void)
 	    cmocka_unit_test_teardown(test_quota, stop),
 	    cmocka_unit_test_teardown(test_memory_goes_back, stop),
 	    cmocka_unit_test_teardown(test_refused_makes_no_memory, stop),
+	    cmocka_unit_test_teardown(test_regions_are_small, stop),
 	    cmocka_unit_test_teardown(test_place_of_a_lapsed_worker, stop),
 	    cmocka_unit_test_teardown(test_log_of_many_workers, stop),
 	};
