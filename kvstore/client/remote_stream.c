@@ -97,30 +97,40 @@ static void hand_out(
 	}
 }
 
+/* Does an answer to a fetch carry what was fetched? */
+static bool has_bytes(const Kv__Response *response)
+{
+	return response->body_case == KV__RESPONSE__BODY_FETCH && response->fetch->data.len > 0;
+}
+
 static enum kv_status take_oldest(struct kvc_remote_store *store)
 {
 	struct kvc_stream *stream = &store->stream;
 	const struct kvc_stream_batch batch = stream->batches[stream->first_batch];
 	const uint32_t slot = stream->first_batch;
-	const size_t inside = batch.number ? 0 : batch.bytes;
 	Kv__Response *response = NULL;
 	enum kv_status status;
+	bool by_line;
 
 	KV_TRY(kvc_channel_await(store->channel, batch.ticket, stream->until_ms));
 	status = kvc_channel_finish(store->channel, batch.ticket, 0, &response);
+	by_line = batch.number && !(status == KV_OK && has_bytes(response));
+	/* The line was full: nothing will come over it. */
+	if (batch.number && !by_line) kvc_line_forget(store, &batch, slot);
 	/* The answer says that the bytes are right; they may still be on their way. */
-	if (status == KV_OK && batch.number) status = kvc_line_await(store);
+	if (status == KV_OK && by_line) status = kvc_line_await(store);
 	stream->line_lost = batch.number && (status == KV_UNSUPPORTED || response) && status != KV_OK;
 	stream->first_batch = slot_of(stream, 1);
 	stream->batch_count--;
 	/* It was there when the sequence was opened. */
 	if (status == KV_NOT_FOUND) status = kv_fail_prefix(KV_STALE, "the store holds it no more");
 	if (status != KV_OK) goto out;
-	if (response->body_case != KV__RESPONSE__BODY_FETCH || response->fetch->data.len != inside)
+	if (response->body_case != KV__RESPONSE__BODY_FETCH ||
+	    response->fetch->data.len != (by_line ? 0 : batch.bytes))
 		status = kv_fail(KV_PROTOCOL, "the store answered fetch with something else");
 	else
 		hand_out(stream, &batch,
-		    batch.number ? kv_line_slot(store->current->line, slot) : response->fetch->data.data);
+		    by_line ? kv_line_slot(store->current->line, slot) : response->fetch->data.data);
 out:
 	kvc_channel_free(store->channel, response);
 	return status;

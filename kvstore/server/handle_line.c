@@ -1,8 +1,9 @@
 /* Lines: what workers on other hosts fetch goes to them over UCX, on a network that is trusted.
  *
  * A fetch is served as in handle_stream.c, in one turn of the loop, but copied into a slot of the
- * line, whose process sends it. A line that is lost is no loss to the connection: its fetches that
- * come later are refused, and the worker asks again through the encrypted stream. */
+ * line, whose process sends it. When all slots are under way the bytes are in the answer instead,
+ * as without a line. A line that is lost is no loss to the connection: its fetches that come later
+ * are refused, and the worker asks again through the encrypted stream. */
 #include <string.h>
 
 #include "common/base/log.h"
@@ -37,13 +38,11 @@ static void lose(struct kvs_peer *peer)
 	kvs_line_close(peer);
 }
 
-static void on_line(void *context, struct kv_watch *watch, unsigned events)
+/* All that its process has to say. The line may be gone then. */
+static void hear(struct kvs_peer *peer)
 {
-	struct kvs_peer *peer = context;
 	struct kv_line_message message;
 
-	(void)watch;
-	(void)events;
 	for (;;) {
 		if (kv_line_hear(peer->line->line, &message) != KV_OK) {
 			lose(peer);
@@ -52,6 +51,13 @@ static void on_line(void *context, struct kv_watch *watch, unsigned events)
 		if (message.kind == KV_LINE_NOTHING) return;
 		if (message.kind == KV_LINE_SENT) peer->line->busy &= ~(UINT32_C(1) << message.slot);
 	}
+}
+
+static void on_line(void *context, struct kv_watch *watch, unsigned events)
+{
+	(void)watch;
+	(void)events;
+	hear(context);
 }
 
 static enum kv_status open_line(struct kvs_peer *peer, const ProtobufCBinaryData *address)
@@ -99,10 +105,11 @@ static uint32_t free_slot(const struct kvs_line *line)
 
 enum kv_status kvs_line_room(struct kvs_peer *peer, size_t bytes, uint8_t **room)
 {
+	/* A worker that asks fast is read turn after turn, before what its line says. */
+	if (peer->line && peer->line->busy == ALL_SLOTS) hear(peer);
 	if (!peer->line) return kv_fail(KV_UNSUPPORTED, "there is no line to this worker, or no more");
-	/* The worker has given up what is being sent, or would not ask for so much. */
 	if (peer->line->busy == ALL_SLOTS)
-		return kv_fail(KV_UNSUPPORTED, "the line to this worker takes nothing");
+		return kv_fail(KV_BUSY, "all slots of the line to this worker are being sent");
 	if (bytes > KV_LINE_SLOT_BYTES)
 		return kv_fail(KV_LIMIT, "a fetch over a line is of %d bytes at most, not of %zu",
 		    (int)KV_LINE_SLOT_BYTES, bytes);

@@ -9,6 +9,19 @@
 
 #include "kvstore/server/server_internal.h"
 
+/* Where the bytes of a fetch are copied to: a slot of the line, or, where that is full or was not
+ * asked for, the answer (*data). */
+static enum kv_status take_room(struct kvs_peer *peer, const Kv__FetchRequest *fetch, size_t bytes,
+    uint8_t **room, uint8_t **data)
+{
+	enum kv_status status = KV_BUSY;
+
+	if (fetch->line_number) status = kvs_line_room(peer, bytes, room);
+	if (status != KV_BUSY) return status;
+	*room = *data = kv_alloc(peer->frames, bytes);
+	return *data ? KV_OK : KV_NO_MEMORY;
+}
+
 enum kv_status kvs_handle_fetch(
     struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer)
 {
@@ -28,12 +41,7 @@ enum kv_status kvs_handle_fetch(
 	/* Also where it fails half way. */
 	peer->turn_bytes += total + fetch->n_segment_ids * KVS_REMOTE_READ_COST +
 	                    entries * sizeof(struct kvs_segment *);
-	if (fetch->line_number) {
-		KV_TRY(kvs_line_room(peer, total, &target));
-	} else {
-		target = answer->data = kv_alloc(peer->frames, total);
-		if (!target) return KV_NO_MEMORY;
-	}
+	KV_TRY(take_room(peer, fetch, total, &target, &answer->data));
 	total = 0;
 	for (size_t i = 0; i < fetch->n_segment_ids; i++) {
 		const uint8_t *source = NULL;
@@ -45,7 +53,7 @@ enum kv_status kvs_handle_fetch(
 	}
 	kv_metrics_add(server->metrics, KVS_FETCHED, (int64_t)total);
 	kv__fetch_response__init(&answer->body.fetch);
-	if (fetch->line_number) {
+	if (!answer->data) {
 		KV_TRY(kvs_line_send(peer, fetch->line_number, total));
 		kv_metrics_add(server->metrics, KVS_FETCHED_UCX, (int64_t)total);
 	} else {

@@ -417,6 +417,49 @@ static unsigned count_listeners(pid_t pid, const char *const *addresses)
 	return count;
 }
 
+/* A prompt that shares nothing with those of other seeds. */
+static void write_body(char *body, size_t size, unsigned tokens, unsigned seed)
+{
+	size_t length = (size_t)snprintf(
+	    body, size, "{\"max_tokens\":300,\"ignore_end\":true,\"temperature\":0,\"prompt\":[");
+
+	for (unsigned i = 0; i < tokens; i++) {
+		seed = seed * 1103515245U + 12345U;
+		length += (size_t)snprintf(body + length, size - length, "%u,", 3 + seed / 65536 % 250);
+	}
+	snprintf(body + length - 1, size - length + 1, "]}");
+}
+
+/* A worker with hardly any cache asks without a pause, so that the store may hear of it before it
+ * hears that slots are free again. */
+static void a_line_holds_under_load(void **state)
+{
+	enum { PROMPT = 3000, ANSWERS = 12 };
+	const char *const arguments[] = {"--model", KV_TINY_MODELS "/tiny_llama.gguf", "--store",
+	    store.address, "--store-secret", store.secret, "--transport", "ucx", "--trusted-network",
+	    worker_end, "--threads", "1", "--window", "32", "--fold", "32", "--budget", "64",
+	    "--segment", "64", "--cluster-tokens", "8", "--cache", "64KiB", NULL};
+	static char body[PROMPT * 4 + 128];
+	struct serve_reply reply;
+	double all, by_line;
+
+	(void)state;
+	assert_true(serve_fixture_start(&worker, arguments, true));
+	for (unsigned i = 0; i < ANSWERS; i++) {
+		write_body(body, sizeof body, PROMPT, i);
+		assert_true(serve_ask(&worker, "POST", "/v1/completions", body, &reply));
+		if (reply.code != 200) fail_msg("%d: %s", reply.code, reply.body);
+		serve_reply_deinit(&reply);
+	}
+	all = (double)store_fixture_stat(&store, "fetched_bytes_total");
+	by_line = (double)store_fixture_stat(&store, "fetched_ucx_bytes_total");
+	print_message("%.0f MB, by UCX %.0f\n", all / 1e6, by_line / 1e6);
+	assert_true(all > 10e6);
+	/* The few that found no slot free came in answers. */
+	assert_true(by_line > 0.9 * all);
+	assert_true(kvline_of(worker.pid) > 0);
+}
+
 static void check_listeners(void)
 {
 	char worker_host[64];
@@ -541,6 +584,7 @@ static int inside(const char *pid, const char *filter)
 	    cmocka_unit_test_setup_teardown(the_same_answer_by_ucx, set_up_trusted, tear_down),
 	    cmocka_unit_test_setup_teardown(
 	        what_ends_kvline_ends_nothing_else, set_up_trusted, tear_down),
+	    cmocka_unit_test_setup_teardown(a_line_holds_under_load, set_up_trusted, tear_down),
 	    cmocka_unit_test_setup_teardown(a_cut_of_five_seconds_by_ucx, set_up_trusted, tear_down),
 	    cmocka_unit_test_setup_teardown(
 	        a_store_that_dies_while_it_sends_by_ucx, set_up_trusted, tear_down),
