@@ -208,6 +208,9 @@ static enum kv_status open_resumed(struct gw_session *session, const char *id)
 	KV_TRY(explain_refusal(
 		gw_sequence_resume(session->pipeline, id, 0, &session->sequence, &state)));
 	KV_TRY(unpack(session, &state));
+	if (session->have_tokens > session->parameters.max_tokens)
+		return kv_fail(KV_INVALID, "have_tokens: %u, but the answer of sequence %s has %u at most",
+			session->have_tokens, id, session->parameters.max_tokens);
 	if (state.decoded_tokens > session->parameters.max_tokens)
 		return kv_fail(KV_CORRUPT, "sequence %s has %u decoded tokens of %u", id,
 			state.decoded_tokens, session->parameters.max_tokens);
