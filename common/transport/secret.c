@@ -1,11 +1,9 @@
 #include "common/transport/secret.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <sodium.h>
 #include <string.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "common/base/private_file.h"
 
 enum kv_status kv_secret_make(char text[KV_SECRET_TEXT])
 {
@@ -21,24 +19,6 @@ enum kv_status kv_secret_make(char text[KV_SECRET_TEXT])
 void kv_secret_wipe(uint8_t secret[KV_SECRET_BYTES])
 {
 	sodium_memzero(secret, KV_SECRET_BYTES);
-}
-
-static enum kv_status check_file(int descriptor, const char *path)
-{
-	struct stat facts;
-
-	if (fstat(descriptor, &facts) != 0)
-		return kv_fail(KV_IO, "cannot look at secret file %s: %s", path, strerror(errno));
-	if (!S_ISREG(facts.st_mode))
-		return kv_fail(KV_REFUSED, "secret file %s is no regular file", path);
-	if (facts.st_mode & (S_IRWXO | S_IWGRP))
-		return kv_fail(KV_REFUSED,
-		    "secret file %s has mode %04o: others may read or change it; chmod it to 0600 or 0640",
-		    path, (unsigned)(facts.st_mode & 07777));
-	if (facts.st_uid != 0 && facts.st_uid != geteuid())
-		return kv_fail(KV_REFUSED, "secret file %s belongs to user %u, neither root nor this one",
-		    path, (unsigned)facts.st_uid);
-	return KV_OK;
 }
 
 /* Never says what is in it. */
@@ -70,22 +50,10 @@ enum kv_status kv_secret_read(const char *path, uint8_t secret[KV_SECRET_BYTES])
 {
 	char text[KV_SECRET_TEXT + 8];
 	uint8_t read_secret[KV_SECRET_BYTES];
-	enum kv_status status;
-	ssize_t got = 0;
-	/* Does not wait where somebody put a pipe. */
-	int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
+	size_t length = 0;
+	enum kv_status status = kv_private_file_read("secret file", path, text, sizeof text, &length);
 
-	if (descriptor < 0)
-		return kv_fail(errno == ENOENT ? KV_NOT_FOUND : KV_IO, "cannot open secret file %s: %s",
-		    path, strerror(errno));
-	status = check_file(descriptor, path);
-	if (status == KV_OK) {
-		got = read(descriptor, text, sizeof text);
-		if (got < 0)
-			status = kv_fail(KV_IO, "cannot read secret file %s: %s", path, strerror(errno));
-	}
-	close(descriptor);
-	if (status == KV_OK) status = decode(path, text, (size_t)got, read_secret);
+	if (status == KV_OK) status = decode(path, text, length, read_secret);
 	if (status == KV_OK) memcpy(secret, read_secret, KV_SECRET_BYTES);
 	sodium_memzero(text, sizeof text);
 	sodium_memzero(read_secret, sizeof read_secret);

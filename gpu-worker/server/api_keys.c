@@ -1,12 +1,10 @@
 #include "gpu-worker/server/api_keys.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <sodium.h>
 #include <string.h>
 #include <strings.h>
-#include <sys/stat.h>
-#include <unistd.h>
+
+#include "common/base/private_file.h"
 
 enum { DIGEST_BYTES = 32, FILE_BYTES = 64 * 1024 };
 
@@ -15,25 +13,6 @@ struct gw_api_keys {
 	unsigned count;
 	unsigned char digests[GW_API_KEYS_MOST][DIGEST_BYTES];
 };
-
-static enum kv_status check_file(int descriptor, const char *path)
-{
-	struct stat facts;
-
-	if (fstat(descriptor, &facts) != 0)
-		return kv_fail(KV_IO, "cannot look at key file %s: %s", path, strerror(errno));
-	if (!S_ISREG(facts.st_mode)) return kv_fail(KV_REFUSED, "key file %s is no regular file", path);
-	if (facts.st_mode & (S_IRWXO | S_IWGRP))
-		return kv_fail(KV_REFUSED,
-		    "key file %s has mode %04o: others may read or change it; chmod it to 0600 or 0640",
-		    path, (unsigned)(facts.st_mode & 07777));
-	if (facts.st_uid != 0 && facts.st_uid != geteuid())
-		return kv_fail(KV_REFUSED, "key file %s belongs to user %u, neither root nor this one",
-		    path, (unsigned)facts.st_uid);
-	if (facts.st_size > FILE_BYTES)
-		return kv_fail(KV_LIMIT, "key file %s is larger than %d bytes", path, (int)FILE_BYTES);
-	return KV_OK;
-}
 
 static void digest(const char *key, size_t length, unsigned char out[DIGEST_BYTES])
 {
@@ -73,34 +52,14 @@ static enum kv_status add_lines(
 	return keys->count > 0 ? KV_OK : kv_fail(KV_INVALID, "key file %s holds no key", path);
 }
 
-static enum kv_status read_file(int descriptor, const char *path, char *text, size_t *length)
-{
-	KV_TRY(check_file(descriptor, path));
-	*length = 0;
-	while (*length < FILE_BYTES) {
-		ssize_t got = read(descriptor, text + *length, FILE_BYTES - *length);
-
-		if (got < 0 && errno == EINTR) continue;
-		if (got < 0) return kv_fail(KV_IO, "cannot read key file %s: %s", path, strerror(errno));
-		if (got == 0) break;
-		*length += (size_t)got;
-	}
-	return KV_OK;
-}
-
 static enum kv_status fill(struct gw_api_keys *keys, const char *path, char *text)
 {
-	/* Does not wait where somebody put a pipe. */
-	int descriptor = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY);
 	size_t length = 0;
-	enum kv_status status;
 
-	if (descriptor < 0)
-		return kv_fail(errno == ENOENT ? KV_NOT_FOUND : KV_IO, "cannot open key file %s: %s", path,
-		    strerror(errno));
-	status = read_file(descriptor, path, text, &length);
-	close(descriptor);
-	return status == KV_OK ? add_lines(keys, path, text, length) : status;
+	KV_TRY(kv_private_file_read("key file", path, text, FILE_BYTES + 1, &length));
+	if (length > FILE_BYTES)
+		return kv_fail(KV_LIMIT, "key file %s is larger than %d bytes", path, (int)FILE_BYTES);
+	return add_lines(keys, path, text, length);
 }
 
 enum kv_status gw_api_keys_load(
@@ -112,12 +71,12 @@ enum kv_status gw_api_keys_load(
 
 	if (sodium_init() < 0) return kv_fail(KV_INTERNAL, "libsodium cannot be used");
 	made = kv_alloc_zero(allocator, sizeof *made);
-	text = kv_alloc(allocator, FILE_BYTES);
+	text = kv_alloc(allocator, FILE_BYTES + 1);
 	if (made != NULL && text != NULL) {
 		made->allocator = allocator;
 		status = fill(made, path, text);
 	}
-	if (text != NULL) sodium_memzero(text, FILE_BYTES);
+	if (text != NULL) sodium_memzero(text, FILE_BYTES + 1);
 	kv_free(allocator, text);
 	if (status == KV_OK)
 		*keys = made;
