@@ -147,29 +147,39 @@ static const struct sparse_case cases[] = {
     {0, 50, 3, 64, KN_KV_F16},
 };
 
+enum { CASES = sizeof cases / sizeof *cases };
+
 static void check_accuracy(const struct kvt_backend *b, void *context)
 {
-	(void)context;
-	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
-		struct fixture f;
+	const struct fixture *fixtures = context;
+
+	for (size_t i = 0; i < CASES; i++) {
+		const struct fixture *f = &fixtures[i];
 		char what[96];
 
-		fixture_create(&f, cases[i], 100 + i);
-		for (uint32_t g = 0; g < f.c.group; g++)
-			attend_reference(&f, g);
-		attend(b, &f, &f.job, 1);
+		memset(f->out, 0xff, (size_t)f->c.group * f->c.head_dim * sizeof *f->out);
+		memset(f->mass, 0xff, f->c.group * sizeof *f->mass);
+		attend(b, f, &f->job, 1);
 		snprintf(what, sizeof what, "%s, case %zu", b->name, i);
-		kvt_assert_close(what, f.out, f.want, (size_t)f.c.group * f.c.head_dim, 3e-5, 3e-6);
-		for (uint32_t g = 0; g < f.c.group; g++)
-			assert_true(fabs((double)f.mass[g] - f.want_mass[g]) < 2e-5);
-		fixture_destroy(&f);
+		kvt_assert_close(what, f->out, f->want, (size_t)f->c.group * f->c.head_dim, 3e-5, 3e-6);
+		for (uint32_t g = 0; g < f->c.group; g++)
+			assert_true(fabs((double)f->mass[g] - f->want_mass[g]) < 2e-5);
 	}
 }
 
 static void agrees_with_double_precision(void **state)
 {
+	struct fixture fixtures[CASES];
+
 	(void)state;
-	kvt_each_backend(check_accuracy, NULL);
+	for (size_t i = 0; i < CASES; i++) {
+		fixture_create(&fixtures[i], cases[i], 100 + i);
+		for (uint32_t g = 0; g < fixtures[i].c.group; g++)
+			attend_reference(&fixtures[i], g);
+	}
+	kvt_each_backend(check_accuracy, fixtures);
+	for (size_t i = 0; i < CASES; i++)
+		fixture_destroy(&fixtures[i]);
 }
 
 /* What one level must give at every thread count, span cut and neighbourhood. */
@@ -240,7 +250,7 @@ static void check_rounds(const struct kvt_backend *b, void *context)
 	float *out, *alone;
 
 	(void)context;
-	if (b->level == KN_CPU_PLAIN) return;
+	if (b->level == KN_CPU_PLAIN || b->threads != 3) return;
 	fixture_create(&f, (struct sparse_case){ROWS, 100, GROUP, DIM, KN_KV_F16}, 3);
 	for (uint32_t i = 0; i < REPEAT; i++)
 		spans[i] = (struct kn_span){.rows = f.rows, .count = ROWS};
