@@ -34,7 +34,7 @@ extern "C" {
 #endif
 
 enum {
-	KN_BACKEND_ABI = 2,
+	KN_BACKEND_ABI = 3,
 	KN_MAX_DECODE_ROWS = 16,
 	KN_MAX_HEAD_DIM = 256,
 	KN_HEAD_DIM_STEP = 8, /* channels of a head are a multiple of it */
@@ -114,6 +114,19 @@ struct kn_backend_ops {
 	enum kv_status (*stream_create)(struct kn_backend *backend, struct kn_stream **stream);
 	void (*stream_destroy)(struct kn_backend *backend, struct kn_stream *stream);
 	enum kv_status (*stream_wait)(struct kn_backend *backend, struct kn_stream *stream);
+
+	/* What is queued between step_begin and step_end comes again and again in nearly the same form,
+	 * a decode step: the backend may put it off and start it all at once. CUDA captures it as a
+	 * graph. Steps of one `shape`, a number that the caller chooses, have most in common; any may
+	 * differ from those before it. All rules above hold within a step as well, and no buffer,
+	 * registered memory, weight or stream comes or goes there. stream_wait is allowed: it starts
+	 * what is queued so far, waits for it, and the step goes on.
+	 * step_end starts the rest and does not wait. It ends each step that was begun, one that failed
+	 * as well; steps of a stream do not nest (KV_INVALID). What a step that cannot be started has
+	 * queued is lost: step_end or stream_wait says so, then and ever after. cpu: nothing to do. */
+	enum kv_status (*step_begin)(
+	    struct kn_backend *backend, struct kn_stream *stream, uint32_t shape);
+	enum kv_status (*step_end)(struct kn_backend *backend, struct kn_stream *stream);
 
 	/* Pack `part_count` matrices of `columns` columns, stacked, into the backend's own layout.
 	 * KV_UNSUPPORTED for a type or shape that it cannot take. */

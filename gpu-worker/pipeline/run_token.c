@@ -80,18 +80,32 @@ static enum kv_status compute_logits(struct gw_pipeline *pipeline, uint32_t coun
 	return kn_device_download(&pipeline->device, logits, pipeline->logits, bytes);
 }
 
+static enum kv_status queue_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, float *logits)
+{
+	KV_TRY(gw_model_embed(pipeline->options.model, pipeline->ids, count, pipeline->x));
+	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
+		KV_TRY(run_layer(pipeline, batch, count, layer));
+	return compute_logits(pipeline, count, logits);
+}
+
+/* As a step of the backend: those of as many rows have most in common. */
 static enum kv_status run_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, float *logits)
 {
+	const struct kn_device *device = &pipeline->device;
+	enum kv_status queued, ended;
+
 	for (uint32_t i = 0; i < count; i++) {
 		pipeline->ids[i] = batch[i]->tokens[batch[i]->kv_count];
 		pipeline->positions[i] = batch[i]->kv_count;
 	}
-	KV_TRY(gw_model_embed(pipeline->options.model, pipeline->ids, count, pipeline->x));
-	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
-		KV_TRY(run_layer(pipeline, batch, count, layer));
-	KV_TRY(compute_logits(pipeline, count, logits));
-	KV_TRY(kn_device_wait(&pipeline->device));
+	KV_TRY(device->ops->step_begin(device->backend, device->stream, count));
+	queued = queue_step(pipeline, batch, count, logits);
+	ended = device->ops->step_end(device->backend, device->stream);
+	KV_TRY(queued);
+	KV_TRY(ended);
+	KV_TRY(kn_device_wait(device));
 	for (uint32_t i = 0; i < count; i++)
 		batch[i]->kv_count++;
 	return KV_OK;

@@ -202,6 +202,15 @@ static enum kv_status cpu_stream_wait(struct kn_backend *backend, struct kn_stre
 	return KV_OK;
 }
 
+static enum kv_status cpu_step_begin(
+    struct kn_backend *backend, struct kn_stream *stream, uint32_t shape)
+{
+	(void)backend;
+	(void)stream;
+	(void)shape;
+	return KV_OK;
+}
+
 const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
     .unified = 1,
     .name = "cpu",
@@ -218,6 +227,8 @@ const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
     .stream_create = cpu_stream_create,
     .stream_destroy = cpu_stream_destroy,
     .stream_wait = cpu_stream_wait,
+    .step_begin = cpu_step_begin,
+    .step_end = cpu_stream_wait,
     .weight_pack = kn_cpu_weight_pack,
     .weight_destroy = kn_cpu_weight_destroy,
     .weight_bytes = kn_cpu_weight_bytes,

@@ -70,6 +70,7 @@ struct kn_stream {
 	cudaEvent_t forked, joined;
 	struct kn_cuda_ring ring;
 	struct kn_cuda_scratch scratch, clustering_scratch;
+	int stepping;          /* between step_begin and step_end */
 	enum kv_status failed; /* what the stream ended with */
 	char failure[256];
 };
@@ -133,6 +134,12 @@ enum kv_status kn_cuda_send(
 /* At least so many bytes of scratch memory for what is queued next. */
 enum kv_status kn_cuda_reserve(
     struct kn_stream *stream, struct kn_cuda_scratch *scratch, size_t bytes);
+
+/* ---- step_cuda.c ---- */
+
+enum kv_status kn_cuda_step_begin(
+    struct kn_backend *backend, struct kn_stream *stream, uint32_t shape);
+enum kv_status kn_cuda_step_end(struct kn_backend *backend, struct kn_stream *stream);
 
 /* ---- weight_cuda.c ---- */
 

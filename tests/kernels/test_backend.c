@@ -115,6 +115,11 @@ static void test_streams(void **state)
 	assert_int_equal(b.ops->fill(b.backend, stream, device, 'x', 3), KV_OK);
 	assert_int_equal(b.ops->stream_wait(b.backend, stream), KV_OK);
 	assert_string_equal(device, "xxxdefg");
+	assert_int_equal(b.ops->step_begin(b.backend, stream, 1), KV_OK);
+	assert_int_equal(b.ops->fill(b.backend, stream, device, 'y', 2), KV_OK);
+	assert_int_equal(b.ops->stream_wait(b.backend, stream), KV_OK);
+	assert_string_equal(device, "yyxdefg");
+	assert_int_equal(b.ops->step_end(b.backend, stream), KV_OK);
 	assert_true(b.ops->unified);
 	assert_int_equal(b.ops->memory_register(b.backend, host, 8, KN_READ_ONLY), KV_OK);
 	b.ops->memory_unregister(b.backend, host);

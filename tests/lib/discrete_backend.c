@@ -125,6 +125,7 @@ static void add_block(struct discrete *d, uint8_t *start, size_t bytes, enum kn_
 {
 	struct discrete_block *block = discrete_clone(NULL, 1, sizeof *block);
 
+	if (d->stepping) die("memory comes within a step");
 	*block = (struct discrete_block){start, bytes, kind, registered, token, d->blocks};
 	d->blocks = block;
 }
@@ -162,6 +163,7 @@ static void remove_block(struct discrete *d, const void *start, int registered)
 	struct discrete_block **at = &d->blocks, *block;
 
 	if (d->first != NULL) die("memory goes while operations are queued");
+	if (d->stepping) die("memory goes within a step");
 	while (*at != NULL && ((*at)->start != start || (*at)->registered != registered))
 		at = &(*at)->next;
 	block = *at;
@@ -323,6 +325,29 @@ void kvt_discrete_hide(const struct kn_backend_ops *ops, struct kn_backend *back
 	if (ops == &kvt_discrete_ops) protect(discrete_of(backend), PROT_NONE);
 }
 
+/* A step is queued as anything else is; what a backend that puts it off relies on is checked. */
+static enum kv_status discrete_step_begin(
+    struct kn_backend *backend, struct kn_stream *stream, uint32_t shape)
+{
+	struct discrete *d = discrete_of(backend);
+
+	(void)stream;
+	(void)shape;
+	if (d->stepping) return kv_fail(KV_INVALID, "a step begins within a step");
+	d->stepping = 1;
+	return KV_OK;
+}
+
+static enum kv_status discrete_step_end(struct kn_backend *backend, struct kn_stream *stream)
+{
+	struct discrete *d = discrete_of(backend);
+
+	(void)stream;
+	if (!d->stepping) return kv_fail(KV_INVALID, "a step ends that was not begun");
+	d->stepping = 0;
+	return KV_OK;
+}
+
 const struct kn_backend_ops kvt_discrete_ops = {.abi = KN_BACKEND_ABI,
     .unified = 0,
     .name = "discrete",
@@ -339,6 +364,8 @@ const struct kn_backend_ops kvt_discrete_ops = {.abi = KN_BACKEND_ABI,
     .stream_create = discrete_stream_create,
     .stream_destroy = discrete_stream_destroy,
     .stream_wait = discrete_stream_wait,
+    .step_begin = discrete_step_begin,
+    .step_end = discrete_step_end,
     .weight_pack = discrete_weight_pack,
     .weight_destroy = discrete_weight_destroy,
     .weight_bytes = discrete_weight_bytes,

@@ -43,6 +43,7 @@ struct discrete {
 	size_t used;    /* of it, from the start */
 	uint64_t waits;
 	int open; /* the host could touch it just now */
+	int stepping;
 	struct discrete_block *blocks;
 	struct discrete_entry *first, *last;
 	char description[128];
