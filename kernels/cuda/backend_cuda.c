@@ -100,19 +100,10 @@ static enum kv_status open_device(
 	return KV_OK;
 }
 
-/* With a workspace of our own a product has the same bits each time. */
-static enum kv_status open_cublas(struct kn_backend *backend)
-{
-	KV_TRY(check_cublas(cublasCreate(&backend->cublas), "opening cuBLAS"));
-	return kn_cuda_take(
-	    backend, KN_CUDA_SCRATCH, KN_CUDA_WORKSPACE_BYTES, &backend->cublas_workspace);
-}
-
 static void cuda_close(struct kn_backend *backend)
 {
 	if (backend == NULL) return;
 	if (backend->cublas != NULL) (void)cublasDestroy(backend->cublas);
-	kn_cuda_give(backend, KN_CUDA_SCRATCH, KN_CUDA_WORKSPACE_BYTES, backend->cublas_workspace);
 	while (backend->blocks != NULL) {
 		struct kn_cuda_block *block = backend->blocks;
 
@@ -140,7 +131,7 @@ static enum kv_status cuda_open(
 	    options->max_rows > KN_MAX_DECODE_ROWS ? options->max_rows : (uint32_t)KN_MAX_DECODE_ROWS;
 	made->max_columns = options->max_columns;
 	KV_TRY_GOTO(status, open_device(made, options), fail);
-	KV_TRY_GOTO(status, open_cublas(made), fail);
+	KV_TRY_GOTO(status, check_cublas(cublasCreate(&made->cublas), "opening cuBLAS"), fail);
 	*backend = made;
 	return KV_OK;
 fail:

@@ -21,7 +21,7 @@ extern "C" {
 /* What device memory is for, for the report when it ends. */
 enum kn_cuda_use { KN_CUDA_WEIGHTS, KN_CUDA_BUFFERS, KN_CUDA_SCRATCH, KN_CUDA_USES };
 
-/* Memory for cuBLAS to work in. */
+/* Memory for cuBLAS to work in, of each stream. */
 enum { KN_CUDA_WORKSPACE_BYTES = 32 << 20 };
 
 /* A buffer, or host memory that was registered in pieces. */
@@ -36,7 +36,6 @@ struct kn_cuda_block {
 struct kn_backend {
 	struct kv_allocator *allocator;
 	cublasHandle_t cublas;
-	void *cublas_workspace;
 	uint64_t limit;              /* bytes of device memory to use */
 	uint64_t used[KN_CUDA_USES]; /* of it */
 	struct kn_cuda_block *blocks;
@@ -69,7 +68,7 @@ struct kn_stream {
 	cudaStream_t clustering; /* of low priority: index waits for compute, and compute for it */
 	cudaEvent_t forked, joined;
 	struct kn_cuda_ring ring;
-	struct kn_cuda_scratch scratch, clustering_scratch;
+	struct kn_cuda_scratch scratch, clustering_scratch, workspace;
 	int stepping;          /* between step_begin and step_end */
 	enum kv_status failed; /* what the stream ended with */
 	char failure[256];

@@ -76,15 +76,15 @@ static enum kv_status check_cublas(cublasStatus_t status, const char *what)
 	    KV_INTERNAL, "%s: cuBLAS error %d, %s", what, (int)status, cublasGetStatusString(status));
 }
 
-/* Binding a handle takes its workspace away: only where it is bound to another stream. */
 static enum kv_status prepare_handle(const struct gemm_run *run)
 {
-	cublasHandle_t handle = run->gemm->handle;
-	cudaStream_t bound;
+	const struct kn_cuda_gemm *gemm = run->gemm;
+	cublasHandle_t handle = gemm->handle;
 
-	KV_TRY(check_cublas(cublasGetStream(handle, &bound), "cublasGetStream"));
-	if (bound != run->stream)
-		KV_TRY(check_cublas(cublasSetStream(handle, run->stream), "cublasSetStream"));
+	KV_TRY(check_cublas(cublasSetStream(handle, run->stream), "cublasSetStream"));
+	if (gemm->workspace != NULL)
+		KV_TRY(check_cublas(cublasSetWorkspace(handle, gemm->workspace, gemm->workspace_bytes),
+		    "cublasSetWorkspace"));
 	return check_cublas(cublasSetMathMode(handle,
 	                        run->type == KN_CUDA_F32 ? CUBLAS_PEDANTIC_MATH : CUBLAS_DEFAULT_MATH),
 	    "cublasSetMathMode");

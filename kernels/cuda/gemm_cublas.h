@@ -28,10 +28,14 @@ extern "C" {
 #endif
 
 struct kn_cuda_gemm {
-	/* The caller's. Bound to `stream` where it is not: as that takes its workspace away, whoever
-	 * captures graphs binds it first and sets the workspace then. */
+	/* The caller's. Each call binds it to its stream, which takes the workspace away, and gives it
+	 * this one: products of several streams may share a handle, and can be captured. */
 	cublasHandle_t handle;
-	void *scratch; /* device memory, 256-byte aligned; for the calls of one stream */
+	/* Device memory, 256-byte aligned, for the calls of one stream. A workspace of always the same
+	 * size makes for the same bits each time; NULL: cuBLAS's own, which a capture cannot use. */
+	void *workspace;
+	size_t workspace_bytes;
+	void *scratch; /* likewise */
 	uint32_t max_rows, max_columns; /* what the scratch memory was sized for */
 };
 

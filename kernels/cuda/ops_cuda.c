@@ -12,11 +12,14 @@ static enum kv_status gemm(
     struct kn_backend *backend, struct kn_stream *stream, const struct kn_matmul_arguments *a)
 {
 	struct kn_cuda_gemm gemm = {.handle = backend->cublas,
+	    .workspace_bytes = KN_CUDA_WORKSPACE_BYTES,
 	    .max_rows = backend->max_rows,
 	    .max_columns = backend->max_columns};
 
+	KV_TRY(kn_cuda_reserve(stream, &stream->workspace, KN_CUDA_WORKSPACE_BYTES));
 	KV_TRY(kn_cuda_reserve(
 	    stream, &stream->scratch, kn_cuda_gemm_scratch_bytes(gemm.max_rows, gemm.max_columns)));
+	gemm.workspace = stream->workspace.memory;
 	gemm.scratch = stream->scratch.memory;
 	return kn_cuda_gemm(&gemm, &a->weight->cuda, a, stream->compute);
 }

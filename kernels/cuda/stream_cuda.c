@@ -62,15 +62,21 @@ static enum kv_status create_events(struct kn_stream *stream)
 	return kn_cuda_check(cudaEventCreateWithFlags(&stream->joined, flags), "creating an event");
 }
 
+static void give_scratch(struct kn_stream *stream, struct kn_cuda_scratch *scratch)
+{
+	kn_cuda_give(stream->backend, KN_CUDA_SCRATCH, scratch->bytes, scratch->memory);
+	*scratch = (struct kn_cuda_scratch){0};
+}
+
 void kn_cuda_stream_destroy(struct kn_backend *backend, struct kn_stream *stream)
 {
 	if (stream == NULL) return;
 	if (stream->compute != NULL) (void)cudaStreamSynchronize(stream->compute);
 	if (stream->clustering != NULL) (void)cudaStreamSynchronize(stream->clustering);
 	destroy_ring(stream);
-	kn_cuda_give(backend, KN_CUDA_SCRATCH, stream->scratch.bytes, stream->scratch.memory);
-	kn_cuda_give(backend, KN_CUDA_SCRATCH, stream->clustering_scratch.bytes,
-	    stream->clustering_scratch.memory);
+	give_scratch(stream, &stream->scratch);
+	give_scratch(stream, &stream->clustering_scratch);
+	give_scratch(stream, &stream->workspace);
 	for (int i = 0; i < KN_CUDA_RING_PARTS; i++)
 		if (stream->ring.passed[i] != NULL) (void)cudaEventDestroy(stream->ring.passed[i]);
 	if (stream->forked != NULL) (void)cudaEventDestroy(stream->forked);
@@ -98,13 +104,9 @@ enum kv_status kn_cuda_stream_create(struct kn_backend *backend, struct kn_strea
 	    fail);
 	KV_TRY_GOTO(status, create_events(made), fail);
 	KV_TRY_GOTO(status, create_ring(made, FIRST_PART_BYTES), fail);
-	/* cuBLAS's workspace goes with the stream that it is bound to. */
-	if (cublasSetStream(backend->cublas, made->compute) != CUBLAS_STATUS_SUCCESS ||
-	    cublasSetWorkspace(backend->cublas, backend->cublas_workspace, KN_CUDA_WORKSPACE_BYTES) !=
-	        CUBLAS_STATUS_SUCCESS) {
-		status = kv_fail(KV_INTERNAL, "cuda: cuBLAS does not take the stream");
-		goto fail;
-	}
+	/* Now, as it is known how much: not when the first prompt comes. */
+	KV_TRY_GOTO(
+	    status, kn_cuda_reserve(made, &made->workspace, KN_CUDA_WORKSPACE_BYTES), fail);
 	*stream = made;
 	return KV_OK;
 fail:
@@ -193,11 +195,10 @@ enum kv_status kn_cuda_reserve(
 
 	if (bytes <= scratch->bytes) return KV_OK;
 	KV_TRY(kn_cuda_stream_wait(backend, stream));
-	/* The old one goes first: there may not be room for both. */
-	kn_cuda_give(backend, KN_CUDA_SCRATCH, scratch->bytes, scratch->memory);
-	*scratch = (struct kn_cuda_scratch){0};
 	/* Lists grow by the token: not each time. */
-	bytes += bytes / 4;
+	if (scratch->bytes > 0) bytes += bytes / 4;
+	/* The old one goes first: there may not be room for both. */
+	give_scratch(stream, scratch);
 	KV_TRY(kn_cuda_take(backend, KN_CUDA_SCRATCH, bytes, &memory));
 	scratch->memory = memory;
 	scratch->bytes = bytes;

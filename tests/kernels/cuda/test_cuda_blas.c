@@ -177,12 +177,32 @@ static void test_refused(void **state)
 	assert_int_equal(multiply(f, K, K, M, NULL), CUBLAS_STATUS_NOT_INITIALIZED);
 }
 
+/* A captured product works in memory of the caller, which a new stream takes away. */
+static void test_capture(void **state)
+{
+	(void)state;
+	struct fixture *f = set_up(CUDA_R_32F);
+	cudaGraph_t graph;
+	void *workspace = dev_alloc(4096);
+	DEV_OK(cudaStreamBeginCapture(f->stream, cudaStreamCaptureModeThreadLocal));
+	assert_int_equal(multiply(f, K, K, M, f->device_a), CUBLAS_STATUS_NOT_SUPPORTED);
+	ok(cublasSetWorkspace(f->handle, workspace, 4096));
+	ok(multiply(f, K, K, M, f->device_a));
+	ok(cublasSetStream(f->handle, f->stream));
+	assert_int_equal(multiply(f, K, K, M, f->device_a), CUBLAS_STATUS_NOT_SUPPORTED);
+	DEV_OK(cudaStreamEndCapture(f->stream, &graph));
+	DEV_OK(cudaGraphDestroy(graph));
+	dev_free(workspace);
+	tear_down(f);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(test_products),
 	    cmocka_unit_test(test_batch_and_stream),
 	    cmocka_unit_test(test_refused),
+	    cmocka_unit_test(test_capture),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -107,6 +107,8 @@ static void fixture_create(struct fixture *f, uint32_t columns, uint32_t part_co
 	f->gemm.max_rows = MAX_ROWS;
 	f->gemm.max_columns = MAX_COLUMNS;
 	f->gemm.scratch = dev_alloc(kn_cuda_gemm_scratch_bytes(MAX_ROWS, MAX_COLUMNS));
+	f->gemm.workspace_bytes = 4096;
+	f->gemm.workspace = dev_alloc(f->gemm.workspace_bytes);
 	assert_int_equal(cublasCreate(&f->gemm.handle), CUBLAS_STATUS_SUCCESS);
 }
 
@@ -114,6 +116,7 @@ static void fixture_destroy(struct fixture *f)
 {
 	assert_int_equal(cublasDestroy(f->gemm.handle), CUBLAS_STATUS_SUCCESS);
 	dev_free(f->gemm.scratch);
+	dev_free(f->gemm.workspace);
 	for (uint32_t i = 0; i < f->weight.part_count; i++) {
 		kvt_free((void *)(uintptr_t)f->parts[i].data);
 		dev_free((void *)(uintptr_t)f->cuda_parts[i].data);
@@ -263,6 +266,57 @@ static void test_bias_and_add(void **state)
 	fixture_destroy(&f);
 }
 
+/* Two streams share a handle, one of them captured: each product uses what is its stream's. */
+static void test_two_streams(void **state)
+{
+	static const enum kn_weight_type type = KN_F32;
+	static const uint32_t rows = 4;
+	struct fixture f;
+	struct kn_cuda_gemm other;
+	cudaStream_t streams[2];
+	cudaGraph_t graph;
+	cudaGraphExec_t exec;
+
+	(void)state;
+	fixture_create(&f, 64, 1, &type, &rows);
+	f.weight.precision = KN_PRECISION_FP32;
+	other = f.gemm;
+	other.scratch = dev_alloc(kn_cuda_gemm_scratch_bytes(MAX_ROWS, MAX_COLUMNS));
+	other.workspace = dev_alloc(other.workspace_bytes);
+	struct kn_matmul_arguments a = {.x = f.x, .x_stride = f.x_stride, .y_stride = rows, .count = 9};
+	struct kn_matmul_arguments b = a;
+	size_t bytes = 9 * rows * sizeof(float);
+
+	a.y = dev_alloc(bytes);
+	b.y = dev_alloc(bytes);
+	for (int i = 0; i < 2; i++)
+		DEV_OK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
+	dev_wait();
+	DEV_OK(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeThreadLocal));
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, streams[0]), KV_OK);
+	assert_int_equal(kn_cuda_gemm(&other, &f.weight, &b, streams[1]), KV_OK);
+	DEV_OK(cudaStreamEndCapture(streams[0], &graph));
+	DEV_OK(cudaGraphInstantiate(&exec, graph, 0));
+	DEV_OK(cudaGraphLaunch(exec, streams[0]));
+	for (int i = 0; i < 2; i++)
+		DEV_OK(cudaStreamSynchronize(streams[i]));
+	float *of_graph = dev_fetch(a.y, bytes), *direct = dev_fetch(b.y, bytes);
+
+	kvt_assert_same_bits("captured", of_graph, direct, bytes);
+	kvt_assert_close("captured", of_graph, f.want, 9 * (size_t)rows, 2e-5, 2e-6);
+	kvt_free(of_graph);
+	kvt_free(direct);
+	DEV_OK(cudaGraphExecDestroy(exec));
+	DEV_OK(cudaGraphDestroy(graph));
+	for (int i = 0; i < 2; i++)
+		DEV_OK(cudaStreamDestroy(streams[i]));
+	dev_free(a.y);
+	dev_free(b.y);
+	dev_free(other.scratch);
+	dev_free(other.workspace);
+	fixture_destroy(&f);
+}
+
 static void test_refusals(void **state)
 {
 	static const enum kn_weight_type type = KN_F32;
@@ -298,6 +352,7 @@ int main(void)
 	    cmocka_unit_test(test_tiles),
 	    cmocka_unit_test(test_large_activations),
 	    cmocka_unit_test(test_bias_and_add),
+	    cmocka_unit_test(test_two_streams),
 	    cmocka_unit_test(test_refusals),
 	};
 

@@ -5,6 +5,8 @@
 #include <cublas_v2.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <algorithm>
+#include <cstring>
 #include <set>
 #include <vector>
 
@@ -18,6 +20,8 @@ using namespace emu;
 struct blas_handle {
 	cudaStream_t stream;
 	cublasMath_t math;
+	char *workspace; /* NULL: its own, which is not shown */
+	size_t workspace_bytes;
 };
 
 /* A column-major matrix in device memory; `rows` × `columns` as it lies there. */
@@ -33,6 +37,8 @@ struct product {
 	bool a_transposed, b_transposed;
 	size_t m, n, k, batch;
 	float alpha, beta;
+	char *workspace;
+	size_t workspace_bytes;
 };
 
 std::set<blas_handle *> *const handles = new std::set<blas_handle *>;
@@ -115,6 +121,14 @@ void multiply(const product &p, size_t batch)
 	}
 }
 
+/* What the library would keep there, nobody knows. */
+void use_workspace(const product &p)
+{
+	size_t bytes = std::min<size_t>(p.workspace_bytes, 256);
+	if (under_tsan && bytes > 0) __tsan_write_range(p.workspace, bytes);
+	if (bytes > 0) memset(p.workspace, 0xff, bytes);
+}
+
 struct product_work : emu::work {
 	product what;
 	explicit product_work(const product &p) : work("a product of cuBLAS"), what(p)
@@ -122,6 +136,7 @@ struct product_work : emu::work {
 	}
 	void run(struct operation *) override
 	{
+		use_workspace(what);
 		for (size_t i = 0; i < what.batch; i++)
 			multiply(what, i);
 	}
@@ -163,7 +178,9 @@ blas_handle *find(cublasHandle_t handle)
 	return handles->count(h) ? h : nullptr;
 }
 
-cublasStatus_t submit(cublasHandle_t handle, const product &p)
+/* A capture of a product without a workspace would take memory in the graph, which then cannot be
+ * updated: refused here. */
+cublasStatus_t submit(cublasHandle_t handle, product p)
 {
 	api_call call;
 	const blas_handle *h = find(handle);
@@ -171,6 +188,10 @@ cublasStatus_t submit(cublasHandle_t handle, const product &p)
 	cublasStatus_t status = check_product(p);
 	if (status || p.m == 0 || p.n == 0) return status;
 	cudaError_t error = call.refused;
+	const struct stream *s = error ? nullptr : stream_find(h->stream, &error);
+	if (s && stream_captures(s) && !h->workspace) return CUBLAS_STATUS_NOT_SUPPORTED;
+	p.workspace = h->workspace;
+	p.workspace_bytes = h->workspace_bytes;
 	if (!error) error = stream_submit(h->stream, std::make_shared<product_work>(p));
 	return error ? CUBLAS_STATUS_EXECUTION_FAILED : CUBLAS_STATUS_SUCCESS;
 }
@@ -194,7 +215,7 @@ cublasStatus_t cublasCreate_v2(cublasHandle_t *handle)
 {
 	api_call call;
 	if (call.refused) return CUBLAS_STATUS_NOT_INITIALIZED;
-	blas_handle *h = new blas_handle{nullptr, CUBLAS_DEFAULT_MATH};
+	blas_handle *h = new blas_handle{nullptr, CUBLAS_DEFAULT_MATH, nullptr, 0};
 	handles->insert(h);
 	*handle = reinterpret_cast<cublasHandle_t>(h);
 	return CUBLAS_STATUS_SUCCESS;
@@ -218,6 +239,8 @@ cublasStatus_t cublasSetStream_v2(cublasHandle_t handle, cudaStream_t stream)
 	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
 	if (!stream_find(stream, &error)) return CUBLAS_STATUS_INVALID_VALUE;
 	h->stream = stream;
+	h->workspace = nullptr;
+	h->workspace_bytes = 0;
 	return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -254,10 +277,13 @@ cublasStatus_t cublasGetMathMode(cublasHandle_t handle, cublasMath_t *mode)
 cublasStatus_t cublasSetWorkspace_v2(cublasHandle_t handle, void *workspace, size_t bytes)
 {
 	api_call call;
-	if (!find(handle)) return CUBLAS_STATUS_NOT_INITIALIZED;
+	blas_handle *h = find(handle);
+	if (!h) return CUBLAS_STATUS_NOT_INITIALIZED;
 	if (reinterpret_cast<uintptr_t>(workspace) % 256 ||
 	    (workspace && memory_kind(workspace, bytes) != MEMORY_DEVICE))
 		return CUBLAS_STATUS_INVALID_VALUE;
+	h->workspace = static_cast<char *>(workspace);
+	h->workspace_bytes = workspace ? bytes : 0;
 	return CUBLAS_STATUS_SUCCESS;
 }
 

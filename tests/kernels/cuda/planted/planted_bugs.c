@@ -317,6 +317,27 @@ static void kernel_before_product(void)
 	device_is(y, want);
 }
 
+/* Products of two streams that work in the same memory. */
+static void shared_workspace(void)
+{
+	const float one = 1.0f, zero = 0.0f;
+	struct two_streams s = two_streams();
+	float *x = filled(1.0f), *y = filled(0.0f), *workspace;
+	cublasHandle_t handle;
+	cublasStatus_t status = cublasCreate(&handle);
+	ok(cudaMalloc((void **)&workspace, 4096));
+	ok(cudaDeviceSynchronize());
+	for (int i = 0; i < 2 && !status; i++) {
+		status = cublasSetStream(handle, i ? s.b : s.a);
+		if (!status) status = cublasSetWorkspace(handle, workspace, 4096);
+		if (!status)
+			status = cublasSgemm(handle, CUBLAS_OP_T, CUBLAS_OP_N, 1, 1, COUNT, &one, x, COUNT, x,
+			    COUNT, &zero, y + i, 1);
+	}
+	if (status) printf("refused by cuBLAS\n");
+	ok(cudaDeviceSynchronize());
+}
+
 static void product_overrun(void)
 {
 	multiply(filled(0.0f), filled(0.0f), COUNT + 1, NULL);
@@ -429,6 +450,7 @@ static void branches_of_a_graph(void)
 	X(copy_before_kernel)                                                                          \
 	X(kernel_before_copy)                                                                          \
 	X(kernel_before_product)                                                                       \
+	X(shared_workspace)                                                                            \
 	X(product_overrun)                                                                             \
 	X(kernel_before_host)                                                                          \
 	X(copy_before_host)                                                                            \
