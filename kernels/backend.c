@@ -14,8 +14,8 @@ enum kv_status kn_backend_check_table(const struct kn_backend_ops *ops)
 	int whole = ops->name && ops->open && ops->close && ops->describe && ops->buffer_create &&
 	            ops->buffer_destroy && ops->memory_register && ops->memory_unregister &&
 	            ops->upload && ops->download && ops->fill && ops->stream_create &&
-	            ops->stream_destroy && ops->stream_wait && ops->step_begin && ops->step_end &&
-	            ops->weight_pack && ops->weight_destroy && ops->weight_bytes;
+	            ops->stream_destroy && ops->stream_order && ops->stream_wait && ops->step_begin &&
+	            ops->step_end && ops->weight_pack && ops->weight_destroy && ops->weight_bytes;
 #define CHECK_OP(op, arguments) whole = whole && ops->op;
 	KN_BACKEND_OPS(CHECK_OP)
 #undef CHECK_OP

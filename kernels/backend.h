@@ -1,11 +1,12 @@
 /* A compute backend: buffers, streams and one function for each operation.
  *
  * `cpu` is always there; others are plug-ins (struct kn_backend_entry). Operations are queued on a
- * stream in order and may run at any time until stream_wait returns. The cpu backend runs each at
- * once, on its thread pool, before the call returns; code written for the contract works on all.
- * Operations return KV_OK or KV_INVALID for arguments outside the documented range; nothing is
- * allocated by any of them. What goes wrong only when an operation runs is what stream_wait
- * returns, then and ever after: the stream's results are lost.
+ * stream in order and may run at any time until stream_wait returns; what comes after what on two
+ * streams is up to stream_order alone. The cpu backend runs each at once, on its thread pool,
+ * before the call returns; code written for the contract works on all. Operations return KV_OK or
+ * KV_INVALID for arguments outside the documented range; nothing is allocated by any of them. What
+ * goes wrong only when an operation runs is what stream_wait returns, then and ever after: the
+ * stream's results are lost.
  *
  * Who may touch what:
  * - KN_DEVICE memory: operations, upload, download and fill. The host may compute addresses in it
@@ -52,6 +53,9 @@ enum kn_memory {
 	KN_DEVICE, /* the backend's fastest */
 	KN_SHARED  /* page-locked memory of the host that operations reach, too */
 };
+
+/* Where a device cannot do all at once, it prefers what is queued on a compute stream. */
+enum kn_stream_priority { KN_STREAM_COMPUTE, KN_STREAM_BACKGROUND };
 
 /* What operations do with registered memory. */
 enum kn_access { KN_READ_ONLY, KN_READ_WRITE };
@@ -111,8 +115,14 @@ struct kn_backend_ops {
 	/* Set every byte of backend memory. */
 	enum kv_status (*fill)(struct kn_backend *backend, struct kn_stream *stream, void *device,
 	    uint8_t value, size_t bytes);
-	enum kv_status (*stream_create)(struct kn_backend *backend, struct kn_stream **stream);
+	/* destroy waits for what is queued. */
+	enum kv_status (*stream_create)(
+	    struct kn_backend *backend, enum kn_stream_priority priority, struct kn_stream **stream);
 	void (*stream_destroy)(struct kn_backend *backend, struct kn_stream *stream);
+	/* What is queued on `later` from now on runs after what has been queued on `earlier` until now.
+	 * Neither is within a step (KV_INVALID). cpu: nothing to do. */
+	enum kv_status (*stream_order)(
+	    struct kn_backend *backend, struct kn_stream *earlier, struct kn_stream *later);
 	enum kv_status (*stream_wait)(struct kn_backend *backend, struct kn_stream *stream);
 
 	/* What is queued between step_begin and step_end comes again and again in nearly the same form,

@@ -40,6 +40,13 @@ static inline enum kv_status kn_device_download(
 	return device->ops->download(device->backend, device->stream, host, from, bytes);
 }
 
+/* Of one backend: see stream_order. */
+static inline enum kv_status kn_device_order(
+    const struct kn_device *earlier, const struct kn_device *later)
+{
+	return earlier->ops->stream_order(earlier->backend, earlier->stream, later->stream);
+}
+
 static inline enum kv_status kn_device_wait(const struct kn_device *device)
 {
 	return device->ops->stream_wait(device->backend, device->stream);

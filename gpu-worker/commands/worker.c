@@ -40,7 +40,7 @@ static enum kv_status open_backend(struct gw_worker *worker, const struct gw_ggu
 	if (status == KV_UNSUPPORTED && s->cpu_level != KN_CPU_AUTO && strcmp(s->backend, "cuda") != 0)
 		return kv_fail_prefix(KV_USAGE, "--cpu-level");
 	KV_TRY(status);
-	return worker->ops->stream_create(worker->backend, &worker->stream);
+	return worker->ops->stream_create(worker->backend, KN_STREAM_COMPUTE, &worker->stream);
 }
 
 static enum kv_status open_model(struct gw_worker *worker, const struct gw_gguf *file)

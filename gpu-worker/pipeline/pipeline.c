@@ -138,7 +138,7 @@ static enum kv_status open_audit(struct gw_pipeline *pipeline)
 		return KV_OK;
 	}
 	KV_TRY(kn_backend_open("cpu", &cpu, &device->ops, &device->backend));
-	return device->ops->stream_create(device->backend, &device->stream);
+	return device->ops->stream_create(device->backend, KN_STREAM_COMPUTE, &device->stream);
 }
 
 static void close_audit(struct gw_pipeline *pipeline)

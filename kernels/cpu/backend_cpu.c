@@ -171,8 +171,8 @@ static enum kv_status cpu_download(struct kn_backend *backend, struct kn_stream 
 	return cpu_upload(backend, stream, host, device, bytes);
 }
 
-static enum kv_status cpu_fill(struct kn_backend *backend, struct kn_stream *stream, void *device,
-    uint8_t value, size_t bytes)
+static enum kv_status cpu_fill(
+    struct kn_backend *backend, struct kn_stream *stream, void *device, uint8_t value, size_t bytes)
 {
 	(void)backend;
 	(void)stream;
@@ -180,10 +180,12 @@ static enum kv_status cpu_fill(struct kn_backend *backend, struct kn_stream *str
 	return KV_OK;
 }
 
-static enum kv_status cpu_stream_create(struct kn_backend *backend, struct kn_stream **out)
+static enum kv_status cpu_stream_create(
+    struct kn_backend *backend, enum kn_stream_priority priority, struct kn_stream **out)
 {
 	struct kn_stream *stream = kv_alloc(backend->allocator, sizeof *stream);
 
+	(void)priority;
 	if (!stream) return KV_NO_MEMORY;
 	stream->backend = backend;
 	*out = stream;
@@ -193,6 +195,15 @@ static enum kv_status cpu_stream_create(struct kn_backend *backend, struct kn_st
 static void cpu_stream_destroy(struct kn_backend *backend, struct kn_stream *stream)
 {
 	kv_free(backend->allocator, stream);
+}
+
+static enum kv_status cpu_stream_order(
+    struct kn_backend *backend, struct kn_stream *earlier, struct kn_stream *later)
+{
+	(void)backend;
+	(void)earlier;
+	(void)later;
+	return KV_OK;
 }
 
 static enum kv_status cpu_stream_wait(struct kn_backend *backend, struct kn_stream *stream)
@@ -226,6 +237,7 @@ const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
     .fill = cpu_fill,
     .stream_create = cpu_stream_create,
     .stream_destroy = cpu_stream_destroy,
+    .stream_order = cpu_stream_order,
     .stream_wait = cpu_stream_wait,
     .step_begin = cpu_step_begin,
     .step_end = cpu_stream_wait,

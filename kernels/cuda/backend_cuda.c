@@ -87,13 +87,12 @@ static enum kv_status open_device(
     struct kn_backend *backend, const struct kn_backend_options *options)
 {
 	struct cudaDeviceProp device;
-	int lowest = 0, highest = 0;
 
 	KV_TRY(kn_cuda_check(cudaSetDevice(0), "opening the device"));
 	KV_TRY(kn_cuda_check(cudaGetDeviceProperties(&device, 0), "asking the device for itself"));
 	KV_TRY(kn_cuda_check(
-	    cudaDeviceGetStreamPriorityRange(&lowest, &highest), "asking for priorities"));
-	backend->low_priority = lowest;
+	    cudaDeviceGetStreamPriorityRange(&backend->lowest_priority, &backend->highest_priority),
+	    "asking for priorities"));
 	KV_TRY(choose_limit(backend, options->device_memory));
 	snprintf(backend->device, sizeof backend->device, "cuda %.40s sm_%d%d, %d multiprocessors",
 	    device.name, device.major, device.minor, device.multiProcessorCount);
@@ -172,6 +171,7 @@ static const struct kn_backend_ops cuda_ops = {.abi = KN_BACKEND_ABI,
     .fill = kn_cuda_fill,
     .stream_create = kn_cuda_stream_create,
     .stream_destroy = kn_cuda_stream_destroy,
+    .stream_order = kn_cuda_stream_order,
     .stream_wait = kn_cuda_stream_wait,
     .step_begin = kn_cuda_step_begin,
     .step_end = kn_cuda_step_end,

@@ -39,9 +39,9 @@ struct kn_backend {
 	uint64_t limit;              /* bytes of device memory to use */
 	uint64_t used[KN_CUDA_USES]; /* of it */
 	struct kn_cuda_block *blocks;
-	uint32_t max_rows, max_columns; /* of a matmul that goes to cuBLAS */
-	int low_priority;               /* of streams for clustering */
-	char device[96];                /* its name and size, for people */
+	uint32_t max_rows, max_columns;        /* of a matmul that goes to cuBLAS */
+	int lowest_priority, highest_priority; /* of streams */
+	char device[96];                       /* its name and size, for people */
 	char description[256];
 };
 
@@ -65,10 +65,9 @@ struct kn_cuda_scratch {
 struct kn_stream {
 	struct kn_backend *backend;
 	cudaStream_t compute;
-	cudaStream_t clustering; /* of low priority: index waits for compute, and compute for it */
-	cudaEvent_t forked, joined;
+	cudaEvent_t reached; /* how far it was when another was last ordered after it */
 	struct kn_cuda_ring ring;
-	struct kn_cuda_scratch scratch, clustering_scratch, workspace;
+	struct kn_cuda_scratch scratch, workspace;
 	int stepping;          /* between step_begin and step_end */
 	enum kv_status failed; /* what the stream ended with */
 	char failure[256];
@@ -114,8 +113,11 @@ enum kv_status kn_cuda_fill(struct kn_backend *backend, struct kn_stream *stream
 
 /* ---- stream_cuda.c ---- */
 
-enum kv_status kn_cuda_stream_create(struct kn_backend *backend, struct kn_stream **stream);
+enum kv_status kn_cuda_stream_create(
+    struct kn_backend *backend, enum kn_stream_priority priority, struct kn_stream **stream);
 void kn_cuda_stream_destroy(struct kn_backend *backend, struct kn_stream *stream);
+enum kv_status kn_cuda_stream_order(
+    struct kn_backend *backend, struct kn_stream *earlier, struct kn_stream *later);
 enum kv_status kn_cuda_stream_wait(struct kn_backend *backend, struct kn_stream *stream);
 
 /* Room for `bytes` of descriptors: where the host writes them, and where the device will have them
@@ -126,7 +128,7 @@ struct kn_cuda_descriptors {
 };
 enum kv_status kn_cuda_describe(
     struct kn_stream *stream, size_t bytes, struct kn_cuda_descriptors *descriptors);
-/* Queue their copy on `target`, compute or clustering. */
+/* Queue their copy on `target`, the stream's own. */
 enum kv_status kn_cuda_send(
     struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors, cudaStream_t target);
 

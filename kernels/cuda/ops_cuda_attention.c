@@ -290,20 +290,14 @@ static enum kv_status run_index_round(struct kn_stream *stream, const struct kn_
 	struct kn_index_arguments device = *a;
 	void *jobs = NULL;
 
-	KV_TRY(
-	    kn_cuda_reserve(stream, &stream->clustering_scratch, kn_cuda_index_scratch_bytes(bounds)));
-	/* On compute, which the ring's events are recorded on; clustering waits for it. */
+	KV_TRY(kn_cuda_reserve(stream, &stream->scratch, kn_cuda_index_scratch_bytes(bounds)));
 	KV_TRY(
 	    send_jobs(stream, a->jobs + first, bounds->jobs * sizeof *a->jobs, stream->compute, &jobs));
-	KV_TRY(kn_cuda_check(cudaEventRecord(stream->forked, stream->compute), "index"));
-	KV_TRY(kn_cuda_check(cudaStreamWaitEvent(stream->clustering, stream->forked, 0), "index"));
 	device.jobs = jobs;
 	device.job_count = bounds->jobs;
-	KV_TRY(kn_cuda_check(kn_cuda_index(&device, bounds, KN_CUDA_UPDATE_ORDERED,
-	                         stream->clustering_scratch.memory, stream->clustering),
-	    "index"));
-	KV_TRY(kn_cuda_check(cudaEventRecord(stream->joined, stream->clustering), "index"));
-	return kn_cuda_check(cudaStreamWaitEvent(stream->compute, stream->joined, 0), "index");
+	return kn_cuda_check(kn_cuda_index(&device, bounds, KN_CUDA_UPDATE_ORDERED,
+	                         stream->scratch.memory, stream->compute),
+	    "index");
 }
 
 enum kv_status kn_cuda_op_index(

@@ -58,8 +58,7 @@ static enum kv_status create_events(struct kn_stream *stream)
 	for (int i = 0; i < KN_CUDA_RING_PARTS; i++)
 		KV_TRY(kn_cuda_check(
 		    cudaEventCreateWithFlags(&stream->ring.passed[i], flags), "creating an event"));
-	KV_TRY(kn_cuda_check(cudaEventCreateWithFlags(&stream->forked, flags), "creating an event"));
-	return kn_cuda_check(cudaEventCreateWithFlags(&stream->joined, flags), "creating an event");
+	return kn_cuda_check(cudaEventCreateWithFlags(&stream->reached, flags), "creating an event");
 }
 
 static void give_scratch(struct kn_stream *stream, struct kn_cuda_scratch *scratch)
@@ -72,46 +71,55 @@ void kn_cuda_stream_destroy(struct kn_backend *backend, struct kn_stream *stream
 {
 	if (stream == NULL) return;
 	if (stream->compute != NULL) (void)cudaStreamSynchronize(stream->compute);
-	if (stream->clustering != NULL) (void)cudaStreamSynchronize(stream->clustering);
 	destroy_ring(stream);
 	give_scratch(stream, &stream->scratch);
-	give_scratch(stream, &stream->clustering_scratch);
 	give_scratch(stream, &stream->workspace);
 	for (int i = 0; i < KN_CUDA_RING_PARTS; i++)
 		if (stream->ring.passed[i] != NULL) (void)cudaEventDestroy(stream->ring.passed[i]);
-	if (stream->forked != NULL) (void)cudaEventDestroy(stream->forked);
-	if (stream->joined != NULL) (void)cudaEventDestroy(stream->joined);
+	if (stream->reached != NULL) (void)cudaEventDestroy(stream->reached);
 	if (stream->compute != NULL) (void)cudaStreamDestroy(stream->compute);
-	if (stream->clustering != NULL) (void)cudaStreamDestroy(stream->clustering);
 	kv_free(backend->allocator, stream);
 }
 
-enum kv_status kn_cuda_stream_create(struct kn_backend *backend, struct kn_stream **stream)
+enum kv_status kn_cuda_stream_create(
+    struct kn_backend *backend, enum kn_stream_priority priority, struct kn_stream **stream)
 {
+	int urgency =
+	    priority == KN_STREAM_COMPUTE ? backend->highest_priority : backend->lowest_priority;
 	struct kn_stream *made = kv_alloc_zero(backend->allocator, sizeof *made);
 	enum kv_status status;
 
 	if (made == NULL) return KV_NO_MEMORY;
 	made->backend = backend;
 	KV_TRY_GOTO(status,
-	    kn_cuda_check(
-	        cudaStreamCreateWithFlags(&made->compute, cudaStreamNonBlocking), "creating a stream"),
-	    fail);
-	KV_TRY_GOTO(status,
-	    kn_cuda_check(cudaStreamCreateWithPriority(
-	                      &made->clustering, cudaStreamNonBlocking, backend->low_priority),
+	    kn_cuda_check(cudaStreamCreateWithPriority(&made->compute, cudaStreamNonBlocking, urgency),
 	        "creating a stream"),
 	    fail);
 	KV_TRY_GOTO(status, create_events(made), fail);
 	KV_TRY_GOTO(status, create_ring(made, FIRST_PART_BYTES), fail);
 	/* Now, as it is known how much: not when the first prompt comes. */
-	KV_TRY_GOTO(
-	    status, kn_cuda_reserve(made, &made->workspace, KN_CUDA_WORKSPACE_BYTES), fail);
+	if (priority == KN_STREAM_COMPUTE)
+		KV_TRY_GOTO(status, kn_cuda_reserve(made, &made->workspace, KN_CUDA_WORKSPACE_BYTES), fail);
 	*stream = made;
 	return KV_OK;
 fail:
 	kn_cuda_stream_destroy(backend, made);
 	return status;
+}
+
+/* The event is the earlier stream's, and recorded anew each time: who waited for it before waits
+ * for what it stood for then. */
+enum kv_status kn_cuda_stream_order(
+    struct kn_backend *backend, struct kn_stream *earlier, struct kn_stream *later)
+{
+	(void)backend;
+	if (earlier == later) return KV_OK;
+	if (earlier->stepping || later->stepping)
+		return kv_fail(KV_INVALID, "streams are ordered outside of steps");
+	KV_TRY(
+	    kn_cuda_check(cudaEventRecord(earlier->reached, earlier->compute), "ordering two streams"));
+	return kn_cuda_check(
+	    cudaStreamWaitEvent(later->compute, earlier->reached, 0), "ordering two streams");
 }
 
 /* What a stream ended with is what it ends with ever after. */

@@ -90,8 +90,8 @@ static void test_buffers(void **state)
 	}
 	void *none = NULL;
 
-	assert_int_equal(b.ops->buffer_create(b.backend, KN_DEVICE, SIZE_MAX - 100, &none),
-	    KV_NO_MEMORY);
+	assert_int_equal(
+	    b.ops->buffer_create(b.backend, KN_DEVICE, SIZE_MAX - 100, &none), KV_NO_MEMORY);
 	kv_allocator_fail_at(b.allocator, 1);
 	assert_int_equal(b.ops->buffer_create(b.backend, KN_SHARED, 10, &none), KV_NO_MEMORY);
 	assert_null(none);
@@ -102,12 +102,12 @@ static void test_buffers(void **state)
 static void test_streams(void **state)
 {
 	struct kvt_backend b;
-	struct kn_stream *stream;
+	struct kn_stream *stream, *other;
 	char device[8], host[8] = {0};
 
 	(void)state;
 	assert_true(kvt_backend_open(&b, KN_CPU_PLAIN, 1));
-	assert_int_equal(b.ops->stream_create(b.backend, &stream), KV_OK);
+	assert_int_equal(b.ops->stream_create(b.backend, KN_STREAM_COMPUTE, &stream), KV_OK);
 	assert_int_equal(b.ops->upload(b.backend, stream, device, "abcdefg", 8), KV_OK);
 	assert_int_equal(b.ops->download(b.backend, stream, host, device, 8), KV_OK);
 	assert_int_equal(b.ops->stream_wait(b.backend, stream), KV_OK);
@@ -123,6 +123,9 @@ static void test_streams(void **state)
 	assert_true(b.ops->unified);
 	assert_int_equal(b.ops->memory_register(b.backend, host, 8, KN_READ_ONLY), KV_OK);
 	b.ops->memory_unregister(b.backend, host);
+	assert_int_equal(b.ops->stream_create(b.backend, KN_STREAM_BACKGROUND, &other), KV_OK);
+	assert_int_equal(b.ops->stream_order(b.backend, stream, other), KV_OK);
+	b.ops->stream_destroy(b.backend, other);
 	b.ops->stream_destroy(b.backend, stream);
 	kvt_backend_close(&b);
 }

@@ -40,7 +40,7 @@ static void a_plugin_computes_on_memory_that_the_program_counts(void **state)
 	assert_int_equal(open_from("cuda", KVT_PLUGINS "/discrete", memory, &ops, &backend), KV_OK);
 	assert_string_equal(ops->name, "discrete");
 	assert_int_equal(ops->unified, 0);
-	assert_int_equal(ops->stream_create(backend, &stream), KV_OK);
+	assert_int_equal(ops->stream_create(backend, KN_STREAM_COMPUTE, &stream), KV_OK);
 	assert_int_equal(ops->buffer_create(backend, KN_DEVICE, 100, &buffer), KV_OK);
 	assert_int_equal(ops->upload(backend, stream, buffer, &there, 1), KV_OK);
 	assert_int_equal(ops->download(backend, stream, &here, buffer, 1), KV_OK);

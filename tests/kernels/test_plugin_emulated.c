@@ -25,7 +25,7 @@ static enum kv_status open_cuda(
 	    .device_memory = device_memory};
 
 	KV_TRY(kn_backend_open("cuda", &options, &device->ops, &device->backend));
-	return device->ops->stream_create(device->backend, &device->stream);
+	return device->ops->stream_create(device->backend, KN_STREAM_COMPUTE, &device->stream);
 }
 
 static void close_device(struct kn_device *device)
@@ -102,7 +102,7 @@ static void clusters_have_the_cpu_backends_bits(void **state)
 	assert_int_equal(kv_allocator_stats(memory).blocks, 0);
 	kv_allocator_destroy(memory);
 	assert_int_equal(kn_backend_open("cpu", &options, &cpu.ops, &cpu.backend), KV_OK);
-	assert_int_equal(cpu.ops->stream_create(cpu.backend, &cpu.stream), KV_OK);
+	assert_int_equal(cpu.ops->stream_create(cpu.backend, KN_STREAM_COMPUTE, &cpu.stream), KV_OK);
 	cluster(&cpu, &theirs);
 	close_device(&cpu);
 	assert_memory_equal(&ours, &theirs, sizeof ours);
@@ -201,6 +201,81 @@ static void registered_memory_is_read_where_it_is(void **state)
 	free(host);
 }
 
+/* Steps of one chain by turns on two streams, each ordered after the one before; whoever waits for
+ * the last has all. What runs last first (seed 0) shows an order that is missing. */
+static void two_streams_come_in_the_order_they_were_given(void **state)
+{
+	enum { STEPS = 9, BYTES = 512 };
+	struct kn_device cuda = {0}, other, *last = &cuda;
+	uint8_t from[BYTES], to[BYTES];
+	uint8_t *memory;
+
+	(void)state;
+	for (uint32_t i = 0; i < BYTES; i++)
+		from[i] = (uint8_t)(i * 5 + 1);
+	assert_int_equal(open_cuda(kv_heap(), 0, &cuda), KV_OK);
+	other = cuda;
+	assert_int_equal(
+	    cuda.ops->stream_create(cuda.backend, KN_STREAM_BACKGROUND, &other.stream), KV_OK);
+	memory = on_device(&cuda, NULL, (STEPS + 1) * BYTES);
+	assert_int_equal(kn_device_upload(&cuda, memory, from, BYTES), KV_OK);
+	for (uint32_t i = 0; i < STEPS; i++) {
+		struct kn_device *device = i % 2 == 0 ? &other : &cuda;
+		struct kn_copy_job job = {memory + i * BYTES, memory + (i + 1) * BYTES, BYTES};
+		struct kn_copy_arguments a = {&job, 1};
+
+		assert_int_equal(kn_device_order(last, device), KV_OK);
+		assert_int_equal(device->ops->copy(device->backend, device->stream, &a), KV_OK);
+		last = device;
+	}
+	assert_int_equal(kn_device_order(last, last), KV_OK);
+	assert_int_equal(kn_device_download(last, to, memory + STEPS * BYTES, BYTES), KV_OK);
+	assert_int_equal(kn_device_wait(last), KV_OK);
+	assert_memory_equal(from, to, BYTES);
+	kn_device_free(&cuda, memory);
+	cuda.ops->stream_destroy(cuda.backend, other.stream);
+	close_device(&cuda);
+}
+
+/* cuBLAS follows whoever uses it: products on two streams by turns, each of its own input. */
+static void products_run_on_the_stream_that_they_are_given(void **state)
+{
+	enum { ROWS_OF_X = 32, WIDTH = 64, TURNS = 4 };
+	static float weights[WIDTH * WIDTH], x[TURNS][ROWS_OF_X * WIDTH], y[TURNS][ROWS_OF_X * WIDTH];
+	struct kn_weight_part part = {KN_F32, WIDTH, weights, sizeof weights};
+	struct kn_device cuda = {0}, other;
+	struct kn_weight *weight = NULL;
+
+	(void)state;
+	for (uint32_t i = 0; i < WIDTH; i++)
+		weights[i * WIDTH + i] = 2.0f;
+	assert_int_equal(open_cuda(kv_heap(), 0, &cuda), KV_OK);
+	other = cuda;
+	assert_int_equal(
+	    cuda.ops->stream_create(cuda.backend, KN_STREAM_BACKGROUND, &other.stream), KV_OK);
+	assert_int_equal(
+	    cuda.ops->weight_pack(cuda.backend, &part, 1, WIDTH, KN_PRECISION_FP32, &weight), KV_OK);
+	for (uint32_t turn = 0; turn < TURNS; turn++) {
+		struct kn_device *device = turn % 2 == 0 ? &cuda : &other;
+		struct kn_matmul_arguments a = {
+		    .weight = weight, .x_stride = WIDTH, .y_stride = WIDTH, .count = ROWS_OF_X};
+
+		for (uint32_t i = 0; i < ROWS_OF_X * WIDTH; i++)
+			x[turn][i] = (float)(turn * 1000 + i % 100);
+		a.x = on_device(device, x[turn], sizeof x[turn]);
+		a.y = on_device(device, NULL, sizeof y[turn]);
+		assert_int_equal(device->ops->matmul(device->backend, device->stream, &a), KV_OK);
+		to_host(device, y[turn], a.y, sizeof y[turn]);
+		kn_device_free(device, (void *)(uintptr_t)a.x);
+	}
+	for (uint32_t turn = 0; turn < TURNS; turn++)
+		for (uint32_t i = 0; i < ROWS_OF_X * WIDTH; i++)
+			assert_true(y[turn][i] == 2.0f * x[turn][i]);
+	cuda.ops->weight_destroy(cuda.backend, weight);
+	cuda.ops->stream_destroy(cuda.backend, other.stream);
+	close_device(&cuda);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -208,6 +283,8 @@ int main(void)
 	    cmocka_unit_test(descriptors_are_not_overwritten),
 	    cmocka_unit_test(memory_ends_where_it_was_said_to),
 	    cmocka_unit_test(registered_memory_is_read_where_it_is),
+	    cmocka_unit_test(two_streams_come_in_the_order_they_were_given),
+	    cmocka_unit_test(products_run_on_the_stream_that_they_are_given),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -271,14 +271,25 @@ static enum kv_status discrete_fill(
 	return KV_OK;
 }
 
-static enum kv_status discrete_stream_create(struct kn_backend *backend, struct kn_stream **stream)
+static enum kv_status discrete_stream_create(
+    struct kn_backend *backend, enum kn_stream_priority priority, struct kn_stream **stream)
 {
-	return kn_cpu_ops.stream_create(discrete_of(backend)->cpu, stream);
+	return kn_cpu_ops.stream_create(discrete_of(backend)->cpu, priority, stream);
 }
 
 static void discrete_stream_destroy(struct kn_backend *backend, struct kn_stream *stream)
 {
 	kn_cpu_ops.stream_destroy(discrete_of(backend)->cpu, stream);
+}
+
+/* All streams share a queue. */
+static enum kv_status discrete_stream_order(
+    struct kn_backend *backend, struct kn_stream *earlier, struct kn_stream *later)
+{
+	(void)backend;
+	(void)earlier;
+	(void)later;
+	return KV_OK;
 }
 
 /* All of the queue, in order; what follows a failure is dropped. */
@@ -363,6 +374,7 @@ const struct kn_backend_ops kvt_discrete_ops = {.abi = KN_BACKEND_ABI,
     .fill = discrete_fill,
     .stream_create = discrete_stream_create,
     .stream_destroy = discrete_stream_destroy,
+    .stream_order = discrete_stream_order,
     .stream_wait = discrete_stream_wait,
     .step_begin = discrete_step_begin,
     .step_end = discrete_step_end,

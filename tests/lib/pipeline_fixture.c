@@ -71,7 +71,8 @@ void kvt_worker_open(struct kvt_worker *worker, const char *model, uint32_t thre
 	backend.max_columns =
 	    larger(larger(shape.hidden, shape.feed_forward), shape.heads * shape.head_dim);
 	open_backend(worker, &backend);
-	must(worker->ops->stream_create(worker->backend, &worker->stream), "create a stream");
+	must(worker->ops->stream_create(worker->backend, KN_STREAM_COMPUTE, &worker->stream),
+	    "create a stream");
 	options.ops = worker->ops;
 	options.backend = worker->backend;
 	options.stream = worker->stream;

@@ -31,7 +31,8 @@ static void bench_open(struct bench *bench)
 	bench->allocator = kv_allocator_create("model test", 0);
 	options.allocator = bench->allocator;
 	assert_int_equal(kn_backend_open("cpu", &options, &bench->ops, &bench->backend), KV_OK);
-	assert_int_equal(bench->ops->stream_create(bench->backend, &bench->stream), KV_OK);
+	assert_int_equal(
+	    bench->ops->stream_create(bench->backend, KN_STREAM_COMPUTE, &bench->stream), KV_OK);
 }
 
 static void bench_close(struct bench *bench)

@@ -176,7 +176,8 @@ static enum kv_status open_variant(const struct variant *variant)
 		fail_msg("%s", kv_error_message());
 	assert_int_equal(kn_backend_open("cpu", &backend_options, &options.ops, &backend), KV_OK);
 	options.backend = backend;
-	assert_int_equal(options.ops->stream_create(backend, &options.stream), KV_OK);
+	assert_int_equal(
+	    options.ops->stream_create(backend, KN_STREAM_COMPUTE, &options.stream), KV_OK);
 	status = gw_model_open(file, &options, &model);
 	if (status == KV_OK) gw_model_close(model);
 	options.ops->stream_destroy(backend, options.stream);

@@ -73,7 +73,8 @@ static void bench_open(struct bench *bench, uint32_t heads, uint32_t kv_heads)
 
 	memset(bench, 0, sizeof *bench);
 	assert_true(kvt_backend_open(&bench->b, KN_CPU_AUTO, 2));
-	assert_int_equal(bench->b.ops->stream_create(bench->b.backend, &bench->stream), KV_OK);
+	assert_int_equal(
+	    bench->b.ops->stream_create(bench->b.backend, KN_STREAM_COMPUTE, &bench->stream), KV_OK);
 	bench->shape.heads = heads;
 	bench->shape.kv_heads = kv_heads;
 	bench->shape.head_dim = DIM;
