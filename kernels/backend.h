@@ -15,8 +15,9 @@
  *   for writes it (for reading), or uses it at all (for writing).
  * - Registered memory (memory_register): as KN_SHARED, within what `access` says.
  * - Argument structs, and the arrays in them that describe work (`jobs`, `spans`, `context`,
- *   `own`), are the host's: read during the call only. All that they point at is backend memory of
- *   either kind, and stays there and unchanged by the host until stream_wait.
+ *   `own`), are the host's: read during the call only (spans that lookup writes are backend
+ *   memory, kn_attend_job). All that they point at is backend memory of either kind, and stays
+ *   there and unchanged by the host until stream_wait.
  * - upload and download: any host memory on the host's side; it must stay, and the host may not
  *   write (upload) or touch (download) it until stream_wait.
  * - On a `unified` backend all of it is ordinary memory of the process, and every kind may be
@@ -86,7 +87,9 @@ struct kn_backend_options {
 	X(select, kn_select_arguments)                                                                 \
 	X(index, kn_index_arguments)                                                                   \
 	X(copy, kn_copy_arguments)                                                                     \
-	X(gather_rows, kn_gather_rows_arguments)
+	X(gather_rows, kn_gather_rows_arguments)                                                       \
+	X(lookup, kn_lookup_arguments)                                                                 \
+	X(gather_extents, kn_gather_extents_arguments)
 
 struct kn_backend_ops {
 	uint32_t abi;     /* KN_BACKEND_ABI */

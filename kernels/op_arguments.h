@@ -1,7 +1,8 @@
 /* The argument structs of the backend operations: one struct for each op, plain data, C and C++.
  *
  * Memory: the arrays of descriptors `jobs`, `spans`, `context` and `own` are ordinary memory of the
- * host, read during the call. Every other pointer is backend memory of either kind (backend.h).
+ * host, read during the call (but for spans that a lookup writes). Every other pointer is backend
+ * memory of either kind (backend.h).
  * Shapes are written [slowest … fastest]. A "KV row" is one token's key and value of one KV head
  * side by side, [K head_dim][V head_dim], in the KV type; a run of KV rows is contiguous. Rows of a
  * batch are independent: the bits of a row depend neither on its neighbours nor on the number of
@@ -161,6 +162,11 @@ struct kn_attend_job {
 	uint32_t span_count;
 	struct kn_estimate estimate;
 	float *exact_mass; /* [group] or NULL: exact mass / (exact + estimated) is written here */
+	/* NULL: `spans` is the host's. Else backend memory in which an operation that is queued before
+	 * (lookup) leaves how many spans there are: `spans` is backend memory, too, span_count is the
+	 * most that there can be, and row_bound the most rows of all of them together. */
+	const uint32_t *spans_written;
+	uint32_t row_bound;
 };
 
 /* Decode attention, flash style: the rows of the spans in order, cut into blocks of a fixed number
@@ -269,6 +275,113 @@ struct kn_gather_rows_arguments {
 	size_t destination_stride; /* bytes */
 	size_t row_bytes;
 	uint32_t count;
+};
+
+/* ---- the cluster cache ---- */
+
+enum { KN_CACHE_PAGE_ROWS = 16 }; /* KV rows of one page */
+
+/* A slot of the cluster cache as operations see it. */
+struct kn_cache_slot {
+	uint64_t generation;           /* the store's boot generation; 0: the slot is free */
+	uint64_t segment;              /* never reused within a generation */
+	uint32_t layer, head, cluster; /* the cluster's number in its segment */
+	uint32_t held;                 /* leading rows that are valid */
+	uint32_t first_page;           /* of its chain */
+	uint32_t unused;
+};
+
+/* The cluster cache, shared by all sequences of a worker. Written by the host (or copies queued by
+ * it), never while a lookup may run. */
+struct kn_cache_table {
+	const struct kn_cache_slot *slots; /* [slot_count] */
+	const uint32_t *next_page;         /* [page_count]: chains of a slot's pages in row order */
+	const uint8_t *memory;             /* [page_count][KN_CACHE_PAGE_ROWS][row_bytes] */
+	uint32_t *used_step;               /* [slot_count] or NULL: raised to `step` where looked up */
+	size_t row_bytes;
+	uint64_t generation; /* the current one, not 0 */
+	uint32_t slot_count, page_count;
+	uint32_t step; /* of the worker, ascending */
+};
+
+/* Bits of what a step must not be believed for: it is to be discarded and run the other way. */
+enum kn_step_failure {
+	KN_STEP_GENERATION = 1,   /* some of what was copied may be other data */
+	KN_STEP_STAGING_FULL = 2, /* not all that was missing found room */
+	KN_STEP_UNREACHABLE = 4   /* something missing lies where operations cannot read */
+};
+
+/* Where lookups put what is not in the cache, one for all the lookups of a step. */
+struct kn_staging {
+	uint8_t *memory; /* [rows][row_bytes] */
+	uint32_t rows;
+	uint32_t *used;             /* rows taken; lookups add to it, whoever begins a step zeroes it */
+	struct kn_copy_job *copies; /* out [copy_capacity]: from units to staging, in no order */
+	uint32_t copy_capacity;
+	uint32_t *copy_count; /* out: of this lookup, at most copy_capacity */
+	uint32_t *failed;     /* bits of kn_step_failure are set, never cleared */
+};
+
+/* An extent that is not, or not whole, in the cache. It is staged whole. */
+struct kn_lookup_miss {
+	uint32_t cluster, count; /* as in the extent */
+	uint32_t held;           /* leading rows that its slot holds, below count; 0: no slot */
+	uint32_t staged;         /* its first row in staging, or KN_NOT_STAGED */
+};
+#define KN_NOT_STAGED UINT32_MAX
+
+struct kn_lookup_counts {
+	uint32_t spans;                   /* written, `before` and `after` among them */
+	uint32_t misses;                  /* entries of the miss list */
+	uint32_t hit_tokens, miss_tokens; /* rows that slots hold (of misses, too), and the others */
+};
+
+/* One (sequence, KV head) of a lookup. Clusters are numbered across the sequence's segments, as in
+ * selection; hints[c] says where cluster c may be, any value is allowed: a hint counts only where
+ * the slot's generation, segment, layer, head and cluster are the wanted ones, and the slot only
+ * while its chain stays within the pages. */
+struct kn_lookup_job {
+	const struct kn_extent *extents;         /* of the selection */
+	const struct kn_select_counts *selected; /* its extent count */
+	const uint32_t *hints;                   /* [clusters]: slots */
+	const uint32_t *segment_of;              /* [clusters]: the list entry that it belongs to */
+	const uint32_t *segment_first;           /* [entries]: first cluster of a list entry */
+	const uint64_t *segment_ids;             /* [entries] */
+	const uint32_t *first_row; /* [clusters]: where it starts in its unit's rows of this head */
+	/* [entries]: this head's first row in the list entry's unit, memory that operations reach, or
+	 * NULL: it is not reachable. */
+	const uint8_t *const *unit_rows;
+	uint32_t layer, head;
+	struct kn_span before, after; /* sinks and window: first and last span; count 0: none */
+	/* Out: where attention finds the extents' rows, in the order of the selection: hits in the
+	 * cache's pages, adjoining pages of an extent as one span, misses in staging. Room for
+	 * 2 + extents + tokens / KN_CACHE_PAGE_ROWS. */
+	struct kn_span *spans;
+	uint32_t *span_count;            /* out, what kn_attend_job.spans_written points at */
+	struct kn_lookup_miss *misses;   /* out, in order of extents; room for all */
+	struct kn_lookup_counts *counts; /* out */
+};
+
+/* cluster → slot → spans. What is missing gets rows of staging, and a copy job that brings it there
+ * (gather_extents). An extent that finds no room in staging, or cannot be reached, has no span: a
+ * bit of staging.failed is set, and nothing is written outside. Which misses get which rows differs
+ * from run to run; what attention makes of them does not. */
+struct kn_lookup_arguments {
+	const struct kn_lookup_job *jobs;
+	uint32_t job_count;
+	struct kn_cache_table cache;
+	struct kn_staging staging;
+};
+
+/* Bring missing extents over from the store's memory, then look whether that is still what it was:
+ * the generation word is read behind the copies. Copies do not overlap. */
+struct kn_gather_extents_arguments {
+	const struct kn_copy_job *copies;
+	const uint32_t *count; /* how many there are; above max_copies is KN_STEP_STAGING_FULL */
+	uint32_t max_copies;
+	const uint64_t *generation; /* NULL, or no copies: no look */
+	uint64_t expected;
+	uint32_t *failed; /* bits of kn_step_failure are set, never cleared */
 };
 
 #ifdef __cplusplus

@@ -64,6 +64,13 @@ struct cursor {
 	int begun; /* some of the job is in an earlier round */
 };
 
+/* How many spans a job has by now. */
+static uint32_t spans_of(const struct kn_attend_job *job)
+{
+	if (job->spans_written == NULL || *job->spans_written > job->span_count) return job->span_count;
+	return *job->spans_written;
+}
+
 enum kv_status kn_cpu_attend_scratch_create(struct kn_backend *backend)
 {
 	if (kn_pool_scratch_bytes(backend->pool) < sizeof(struct thread_scratch))
@@ -272,13 +279,15 @@ static void attend_task(void *context, uint32_t task, uint32_t thread)
 /* The next block of the job at the cursor; 0 when the job has none left. */
 static int next_block(const struct kn_attend_job *job, struct cursor *c, struct block *block)
 {
-	while (c->span < job->span_count && c->offset >= job->spans[c->span].count) {
+	uint32_t spans = spans_of(job);
+
+	while (c->span < spans && c->offset >= job->spans[c->span].count) {
 		c->span++;
 		c->offset = 0;
 	}
-	if (c->span < job->span_count) {
+	if (c->span < spans) {
 		*block = (struct block){.span = &job->spans[c->span], .first = c->offset};
-		while (c->span < job->span_count && block->count < KN_SPARSE_ROWS) {
+		while (c->span < spans && block->count < KN_SPARSE_ROWS) {
 			uint32_t left = job->spans[c->span].count - c->offset;
 			uint32_t take = KN_SPARSE_ROWS - block->count;
 			if (take > left) take = left;
@@ -300,7 +309,9 @@ static int next_block(const struct kn_attend_job *job, struct cursor *c, struct 
 
 static int job_done(const struct kn_attend_job *job, const struct cursor *c)
 {
-	for (uint32_t i = c->span; i < job->span_count; i++)
+	uint32_t spans = spans_of(job);
+
+	for (uint32_t i = c->span; i < spans; i++)
 		if (job->spans[i].count > (i == c->span ? c->offset : 0)) return 0;
 	return c->cluster >= job->estimate.clusters;
 }

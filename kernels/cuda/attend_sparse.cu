@@ -85,12 +85,21 @@ __device__ void load_queries(
 	}
 }
 
+/* How many spans a job has, which an operation before this one may have left behind. */
+__device__ __forceinline__ uint32_t spans_of(const struct kn_attend_job &job, uint32_t max_spans)
+{
+	uint32_t count = job.span_count < max_spans ? job.span_count : max_spans;
+	if (job.spans_written == NULL) return count;
+	uint32_t written = *job.spans_written;
+	return written < count ? written : count;
+}
+
 /* Where the piece's rows are; lanes behind the last row repeat it. */
 __device__ void find_rows(const struct shared &s, const struct parts_arguments &a,
     const struct kn_attend_job &job, uint32_t first, uint32_t count, size_t row_bytes)
 {
 	const uint32_t *starts = a.starts + (size_t)blockIdx.y * (a.max_spans + 1);
-	uint32_t spans = job.span_count < a.max_spans ? job.span_count : a.max_spans;
+	uint32_t spans = spans_of(job, a.max_spans);
 	uint32_t warp_first = threadIdx.x / 32 * 32, last = count - 1;
 	uint32_t from = first + (warp_first < last ? warp_first : last);
 	uint32_t row = first + (threadIdx.x < last ? threadIdx.x : last);
@@ -354,7 +363,7 @@ __global__ void __launch_bounds__(KN_SPANS_THREADS) starts_kernel(const struct k
     uint32_t max_spans, uint32_t max_rows, uint32_t *rows, uint32_t *starts)
 {
 	const struct kn_attend_job &job = jobs[blockIdx.x];
-	uint32_t count = job.span_count < max_spans ? job.span_count : max_spans;
+	uint32_t count = spans_of(job, max_spans);
 	uint32_t *mine = starts + (size_t)blockIdx.x * (max_spans + 1);
 	kn_span_starts(job.spans, count, max_rows, mine);
 	__syncthreads();

@@ -1,4 +1,4 @@
-/* Missing extents over the bus into cache slots, and whether they can be trusted.
+/* Missing extents over the bus into staging, and whether they can be trusted.
  *
  * The source is the store's memory, mapped into the device: a warp's 16-byte loads make bus
  * requests as long as they can be, without the host or a copy engine having to know which extents
@@ -14,42 +14,42 @@ namespace
 enum { THREADS = 256, MAX_BLOCKS = 65535 };
 
 /* Blocks are dealt to extents in turn; where there are more of them, each extent gets several. */
-__device__ void copy_share(const struct kn_cuda_extent_copy *extents, uint32_t count)
+__device__ void copy_share(const struct kn_copy_job *copies, uint32_t count)
 {
 	uint32_t shares = gridDim.x / count;
 	if (shares == 0) shares = 1;
 	uint32_t share = blockIdx.x % shares, step = gridDim.x / shares;
 	for (uint32_t i = blockIdx.x / shares; i < count; i += step) {
-		struct kn_cuda_extent_copy extent = extents[i];
-		kn_copy_bytes(extent.destination, extent.source, extent.bytes,
+		struct kn_copy_job copy = copies[i];
+		kn_copy_bytes(copy.destination, copy.source, copy.bytes,
 		    (uint64_t)share * THREADS + threadIdx.x, (uint64_t)shares * THREADS);
 	}
 }
 
 __global__ void __launch_bounds__(THREADS)
-    gather_extents_kernel(const struct kn_cuda_gather_extents_arguments a)
+    gather_extents_kernel(const struct kn_gather_extents_arguments a)
 {
 	uint32_t count = *a.count;
-	if (count > a.max_extents) {
-		if (blockIdx.x == 0 && threadIdx.x == 0) atomicOr(a.changed, KN_CUDA_EXTENTS_LEFT_OUT);
-		count = a.max_extents;
+	if (count > a.max_copies) {
+		if (blockIdx.x == 0 && threadIdx.x == 0) atomicOr(a.failed, (uint32_t)KN_STEP_STAGING_FULL);
+		count = a.max_copies;
 	}
 	if (count == 0) return;
-	copy_share(a.extents, count);
+	copy_share(a.copies, count);
 	/* Each block looks for itself, behind its own copies: every thread's loads are ordered before
 	 * the barrier, and the barrier before the look. */
 	__threadfence_system();
 	__syncthreads();
 	if (threadIdx.x == 0 && a.generation != NULL &&
 	    *(const volatile uint64_t *)a.generation != a.expected)
-		atomicOr(a.changed, KN_CUDA_GENERATION_CHANGED);
+		atomicOr(a.failed, (uint32_t)KN_STEP_GENERATION);
 }
 } // namespace
 
 extern "C" cudaError_t kn_cuda_gather_extents(
-    const struct kn_cuda_gather_extents_arguments *a, uint32_t blocks, cudaStream_t stream)
+    const struct kn_gather_extents_arguments *a, uint32_t blocks, cudaStream_t stream)
 {
-	if (a->max_extents == 0) return cudaSuccess;
+	if (a->max_copies == 0) return cudaSuccess;
 	if (blocks == 0 || blocks > MAX_BLOCKS) return cudaErrorInvalidValue;
 	LAUNCH(gather_extents_kernel, blocks, THREADS, 0, stream, *a);
 	return cudaGetLastError();

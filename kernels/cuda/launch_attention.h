@@ -39,7 +39,7 @@ enum {
  * bound is left out. */
 struct kn_cuda_attend_bounds {
 	uint32_t max_rows;     /* of all spans of a job together */
-	uint32_t max_spans;    /* span_count */
+	uint32_t max_spans;    /* span_count, of which spans_written may use fewer */
 	uint32_t max_clusters; /* estimate.clusters */
 };
 
@@ -105,36 +105,12 @@ cudaError_t kn_cuda_gather_rows(const struct kn_gather_rows_arguments *a, cudaSt
 cudaError_t kn_cuda_copy(
     const struct kn_copy_arguments *a, uint64_t max_bytes, cudaStream_t stream);
 
-/* A run of bytes to be brought into the cache. */
-struct kn_cuda_extent_copy {
-	const uint8_t *source; /* host memory, registered and mapped: its device address */
-	uint8_t *destination;  /* a cache slot */
-	uint64_t bytes;
-};
-
-/* What *changed is made of. */
-enum {
-	KN_CUDA_GENERATION_CHANGED = 1, /* some of what was copied may be other data */
-	KN_CUDA_EXTENTS_LEFT_OUT = 2    /* the list is longer than max_extents */
-};
-
-/* Copies missing extents from host memory over the bus, then looks whether the memory is still what
- * it was: the generation word is read after the copies. A step that finds *changed not 0 is to be
- * discarded. Extents do not overlap. */
-struct kn_cuda_gather_extents_arguments {
-	const struct kn_cuda_extent_copy *extents; /* [max_extents] */
-	const uint32_t *count;                     /* device memory: how many there are */
-	uint32_t max_extents;
-	const uint64_t *generation; /* mapped host memory (its device address), or NULL: no check */
-	uint64_t expected;
-	uint32_t *changed; /* bits are set, never cleared, so that it serves all the layers of a step */
-};
-
-/* `blocks` blocks of 256 threads, at most 65,535: 32 fill a PCIe 5 link (16 bytes a thread in
- * flight, four times over) and leave the other multiprocessors to the layer that is computed
- * meanwhile. Any alignment, 16 bytes a thread where source and destination are equally aligned. */
+/* kn_gather_extents_arguments; sources are the device addresses of mapped host memory. `blocks`
+ * blocks of 256 threads, at most 65,535: 32 fill a PCIe 5 link (16 bytes a thread in flight, four
+ * times over). Any alignment, 16 bytes a thread where source and destination are equally aligned.
+ */
 cudaError_t kn_cuda_gather_extents(
-    const struct kn_cuda_gather_extents_arguments *a, uint32_t blocks, cudaStream_t stream);
+    const struct kn_gather_extents_arguments *a, uint32_t blocks, cudaStream_t stream);
 
 #ifdef __cplusplus
 }

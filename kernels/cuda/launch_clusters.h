@@ -21,10 +21,7 @@
 extern "C" {
 #endif
 
-enum {
-	KN_CUDA_MAX_JOBS = 65535,    /* the grid's second dimension */
-	KN_CUDA_CACHE_PAGE_ROWS = 16 /* KV rows of one page of the cluster cache */
-};
+enum { KN_CUDA_MAX_JOBS = 65535 }; /* the grid's second dimension */
 
 /* How the rounds of k-means sum their members. Published centroids and value means are summed in
  * order in any case. */
@@ -65,73 +62,7 @@ cudaError_t kn_cuda_score(
 /* The select operation: one block a job, any number of clusters; its scratch is the jobs'. */
 cudaError_t kn_cuda_select(const struct kn_select_arguments *a, cudaStream_t stream);
 
-/* A slot of the cluster cache as the device sees it. */
-struct kn_cache_slot {
-	uint64_t generation;           /* the store's boot generation; 0: the slot is free */
-	uint64_t segment;              /* never reused within a generation */
-	uint32_t layer, head, cluster; /* the cluster's number in its segment */
-	uint32_t held;                 /* leading rows that are valid */
-	uint32_t first_page;           /* of its chain */
-	uint32_t unused;
-};
-
-/* The cluster cache, shared by all sequences of a worker. Written by the host (or copies queued by
- * it), never while a lookup may run. */
-struct kn_cache_table {
-	const struct kn_cache_slot *slots; /* [slot_count] */
-	const uint32_t *next_page;         /* [pages]: chains of a slot's pages in row order */
-	const uint8_t *memory;             /* [pages][KN_CUDA_CACHE_PAGE_ROWS][row_bytes] */
-	uint32_t *used_step;               /* [slot_count] or NULL: raised to `step` where looked up */
-	size_t row_bytes;
-	uint64_t generation; /* the current one, not 0 */
-	uint32_t slot_count;
-	uint32_t step; /* of the worker, ascending */
-};
-
-/* An extent that is not, or not whole, in the cache. */
-struct kn_lookup_miss {
-	uint32_t extent; /* its number in the job's list */
-	uint32_t slot;   /* the slot that holds its leading rows; UINT32_MAX: none */
-	uint32_t held;   /* those rows, below the extent's count; 0 without a slot */
-};
-
-struct kn_lookup_counts {
-	uint32_t spans;  /* written, `before` and `after` among them */
-	uint32_t misses; /* entries of the miss list */
-	uint32_t hit_tokens, miss_tokens;
-};
-
-/* One (sequence, KV head) of a lookup. Clusters are numbered across the sequence's segments, as in
- * selection; hints[c] says where cluster c may be, any value is allowed: a hint counts only where
- * the slot's generation, segment, layer, head and cluster are the wanted ones. */
-struct kn_lookup_job {
-	const struct kn_extent *extents;         /* of the selection */
-	const struct kn_select_counts *selected; /* its extent count */
-	const uint32_t *hints;                   /* [clusters]: slots */
-	const uint32_t *segment_of;              /* [clusters]: the list entry that it belongs to */
-	const uint32_t *segment_first;           /* [entries]: first cluster of a list entry */
-	const uint64_t *segment_ids;             /* [entries] */
-	uint32_t layer, head;
-	struct kn_span before, after; /* sinks and window: first and last span; count 0: none */
-	/* Out: where attention finds the extents' rows, in order; adjoining pages of an extent are one
-	 * span. Room for 2 + extents + tokens / KN_CUDA_CACHE_PAGE_ROWS. An extent that is missed has
-	 * none: the job may be attended to only when its misses are filled and it was looked up anew,
-	 * or when the user allows that what is missed is estimated. */
-	struct kn_span *spans;
-	uint32_t *span_count;            /* out, e.g. in the device's copy of the attention job */
-	struct kn_lookup_miss *misses;   /* out, in order of extents; room for all */
-	struct kn_lookup_counts *counts; /* out */
-};
-struct kn_lookup_arguments {
-	const struct kn_lookup_job *jobs;
-	uint32_t job_count;
-	struct kn_cache_table cache;
-	/* Out: misses of all jobs. 0: the step needs no fetch, and what is queued behind may go on
-	 * without the host. In memory that the host sees it is what the host waits for. */
-	uint32_t *missed;
-};
-
-/* cluster → slot → spans for each selected extent, one block a job. */
+/* The lookup operation, one block a job; copy_count is zeroed even without a job. */
 cudaError_t kn_cuda_lookup(const struct kn_lookup_arguments *a, cudaStream_t stream);
 
 #ifdef __cplusplus

@@ -8,6 +8,9 @@
 /* Scratch memory of one round of index jobs; more jobs are done in several. */
 static const size_t index_scratch = (size_t)256 << 20;
 
+/* Of a gather over the bus: enough for extents of different lengths to even out. */
+static const uint32_t gather_blocks = 64;
+
 static enum kv_status check_shape(const char *op, uint32_t group, uint32_t head_dim)
 {
 	if (group >= 1 && group <= KN_MAX_GROUP && head_dim >= KN_HEAD_DIM_STEP &&
@@ -105,7 +108,13 @@ static enum kv_status check_attend_job(const struct kn_attend_job *job, uint32_t
 	return KV_OK;
 }
 
-/* What no job exceeds, and how many spans there are in all. */
+/* Spans that the host has listed. */
+static uint32_t spans_of_host(const struct kn_attend_job *job)
+{
+	return job->spans_written ? 0 : job->span_count;
+}
+
+/* What no job exceeds, and how many spans the host has listed in all. */
 static enum kv_status bound_jobs(
     const struct kn_attend_sparse_arguments *a, struct kn_cuda_attend_bounds *bounds, size_t *spans)
 {
@@ -116,7 +125,8 @@ static enum kv_status bound_jobs(
 		uint64_t rows = 0;
 
 		KV_TRY(check_attend_job(job, i));
-		for (uint32_t s = 0; s < job->span_count; s++)
+		if (job->spans_written) rows = job->row_bound;
+		for (uint32_t s = 0; s < spans_of_host(job); s++)
 			rows += job->spans[s].count;
 		if (rows > KN_CUDA_MAX_TOKENS)
 			return kv_fail(KV_LIMIT, "attend_sparse: job %u attends to %llu rows; at most %d", i,
@@ -125,12 +135,12 @@ static enum kv_status bound_jobs(
 		if (job->span_count > bounds->max_spans) bounds->max_spans = job->span_count;
 		if (job->estimate.clusters > bounds->max_clusters)
 			bounds->max_clusters = job->estimate.clusters;
-		*spans += job->span_count;
+		*spans += spans_of_host(job);
 	}
 	return KV_OK;
 }
 
-/* Jobs, then the spans of all. */
+/* Jobs, then the spans of all that the host has listed. */
 static enum kv_status send_attend_jobs(struct kn_stream *stream,
     const struct kn_attend_sparse_arguments *a, size_t spans, const struct kn_attend_job **jobs)
 {
@@ -145,8 +155,9 @@ static enum kv_status send_attend_jobs(struct kn_stream *stream,
 	host = sent.host + head;
 	device = sent.device + head;
 	for (uint32_t i = 0; i < a->job_count; i++) {
-		size_t bytes = a->jobs[i].span_count * sizeof(struct kn_span);
+		size_t bytes = spans_of_host(&a->jobs[i]) * sizeof(struct kn_span);
 
+		if (a->jobs[i].spans_written) continue;
 		if (bytes > 0) memcpy(host, a->jobs[i].spans, bytes);
 		job[i].spans = (const struct kn_span *)(const void *)device;
 		host += bytes;
@@ -238,6 +249,69 @@ enum kv_status kn_cuda_op_select(
 	device.jobs = jobs;
 	kn_cuda_range_begin("select");
 	status = kn_cuda_check(kn_cuda_select(&device, stream->compute), "select");
+	kn_cuda_range_end();
+	return status;
+}
+
+static enum kv_status check_cache(const struct kn_cache_table *cache)
+{
+	if (cache->generation == 0 || cache->row_bytes == 0)
+		return kv_fail(KV_INVALID, "lookup: a cache of generation 0, or with rows of 0 bytes");
+	if ((cache->slot_count == 0 || cache->slots) &&
+	    (cache->page_count == 0 || (cache->next_page && cache->memory)))
+		return KV_OK;
+	return kv_fail(KV_INVALID, "lookup: %u slots and %u pages with an array missing",
+	    cache->slot_count, cache->page_count);
+}
+
+static enum kv_status check_staging(const struct kn_staging *staging)
+{
+	if (staging->used && staging->copy_count && staging->failed &&
+	    (staging->rows == 0 || staging->memory) && (staging->copy_capacity == 0 || staging->copies))
+		return KV_OK;
+	return kv_fail(KV_INVALID, "lookup: staging of %u rows and %u copies lacks an array",
+	    staging->rows, staging->copy_capacity);
+}
+
+enum kv_status kn_cuda_op_lookup(
+    struct kn_backend *backend, struct kn_stream *stream, const struct kn_lookup_arguments *a)
+{
+	struct kn_lookup_arguments device = *a;
+	void *jobs = NULL;
+	enum kv_status status;
+
+	(void)backend;
+	KV_TRY(check_cache(&a->cache));
+	KV_TRY(check_staging(&a->staging));
+	if (a->job_count > 0) KV_TRY(check_jobs("lookup", a->jobs, a->job_count));
+	for (uint32_t i = 0; i < a->job_count; i++) {
+		const struct kn_lookup_job *job = &a->jobs[i];
+
+		if (!job->extents || !job->selected || !job->hints || !job->segment_of ||
+		    !job->segment_first || !job->segment_ids || !job->first_row || !job->unit_rows ||
+		    !job->spans || !job->span_count || !job->misses || !job->counts)
+			return kv_fail(KV_INVALID, "lookup: job %u lacks an array", i);
+	}
+	if (a->job_count > 0)
+		KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, stream->compute, &jobs));
+	device.jobs = jobs;
+	kn_cuda_range_begin("lookup");
+	status = kn_cuda_check(kn_cuda_lookup(&device, stream->compute), "lookup");
+	kn_cuda_range_end();
+	return status;
+}
+
+enum kv_status kn_cuda_op_gather_extents(struct kn_backend *backend, struct kn_stream *stream,
+    const struct kn_gather_extents_arguments *a)
+{
+	enum kv_status status;
+
+	(void)backend;
+	if (!a->count || !a->failed || (a->max_copies != 0 && !a->copies))
+		return kv_fail(KV_INVALID, "gather_extents: copies, count or failed is missing");
+	kn_cuda_range_begin("gather");
+	status =
+	    kn_cuda_check(kn_cuda_gather_extents(a, gather_blocks, stream->compute), "gather_extents");
 	kn_cuda_range_end();
 	return status;
 }

@@ -97,12 +97,20 @@ enum kv_status discrete_op_attend_dense(
 	return KV_OK;
 }
 
+/* Spans that the host has listed. */
+static uint32_t host_spans(const struct kn_attend_job *job)
+{
+	return job->spans_written != NULL ? 0 : job->span_count;
+}
+
 static enum kv_status check_attend_job(struct kn_backend *backend, const struct kn_attend_job *job)
 {
 	CHECK(attend_sparse, job->q);
 	CHECK(attend_sparse, job->out);
 	CHECK(attend_sparse, job->exact_mass);
-	for (uint32_t i = 0; i < job->span_count; i++)
+	CHECK(attend_sparse, job->spans_written);
+	if (job->spans_written != NULL) CHECK(attend_sparse, job->spans);
+	for (uint32_t i = 0; i < host_spans(job); i++)
 		CHECK(attend_sparse, job->spans[i].rows);
 	if (job->estimate.clusters == 0) return KV_OK;
 	CHECK(attend_sparse, job->estimate.logits);
@@ -120,16 +128,18 @@ enum kv_status discrete_op_attend_sparse(struct kn_backend *backend, struct kn_s
 
 	for (uint32_t i = 0; i < a->job_count; i++) {
 		KV_TRY(check_attend_job(backend, &a->jobs[i]));
-		count += a->jobs[i].span_count;
+		count += host_spans(&a->jobs[i]);
 	}
 	QUEUE(attend_sparse);
 	jobs = entry->copies[0] = discrete_clone(a->jobs, a->job_count, sizeof *a->jobs);
 	spans = entry->copies[1] = discrete_clone(NULL, count, sizeof *spans);
 	for (uint32_t i = 0; i < a->job_count; i++) {
-		for (uint32_t j = 0; j < jobs[i].span_count; j++)
+		uint32_t listed = host_spans(&jobs[i]);
+
+		for (uint32_t j = 0; j < listed; j++)
 			spans[j] = a->jobs[i].spans[j];
-		jobs[i].spans = spans;
-		spans += jobs[i].span_count;
+		if (jobs[i].spans_written == NULL) jobs[i].spans = spans;
+		spans += listed;
 	}
 	entry->a.attend_sparse.jobs = jobs;
 	return KV_OK;
@@ -204,5 +214,55 @@ enum kv_status discrete_op_gather_rows(
 	CHECK(gather_rows, a->order);
 	CHECK(gather_rows, a->destination);
 	QUEUE(gather_rows);
+	return KV_OK;
+}
+
+static enum kv_status check_lookup_job(struct kn_backend *backend, const struct kn_lookup_job *job)
+{
+	CHECK(lookup, job->extents);
+	CHECK(lookup, job->selected);
+	CHECK(lookup, job->hints);
+	CHECK(lookup, job->segment_of);
+	CHECK(lookup, job->segment_first);
+	CHECK(lookup, job->segment_ids);
+	CHECK(lookup, job->first_row);
+	CHECK(lookup, job->unit_rows);
+	CHECK(lookup, job->spans);
+	CHECK(lookup, job->span_count);
+	CHECK(lookup, job->misses);
+	CHECK(lookup, job->counts);
+	if (job->before.count > 0) CHECK(lookup, job->before.rows);
+	if (job->after.count > 0) CHECK(lookup, job->after.rows);
+	return KV_OK;
+}
+
+enum kv_status discrete_op_lookup(
+    struct kn_backend *backend, struct kn_stream *stream, const struct kn_lookup_arguments *a)
+{
+	for (uint32_t i = 0; i < a->job_count; i++)
+		KV_TRY(check_lookup_job(backend, &a->jobs[i]));
+	CHECK(lookup, a->cache.slots);
+	CHECK(lookup, a->cache.next_page);
+	CHECK(lookup, a->cache.memory);
+	CHECK(lookup, a->cache.used_step);
+	CHECK(lookup, a->staging.memory);
+	CHECK(lookup, a->staging.used);
+	CHECK(lookup, a->staging.copies);
+	CHECK(lookup, a->staging.copy_count);
+	CHECK(lookup, a->staging.failed);
+	QUEUE(lookup);
+	entry->a.lookup.jobs = entry->copies[0] =
+	    discrete_clone(a->jobs, a->job_count, sizeof *a->jobs);
+	return KV_OK;
+}
+
+enum kv_status discrete_op_gather_extents(struct kn_backend *backend, struct kn_stream *stream,
+    const struct kn_gather_extents_arguments *a)
+{
+	CHECK(gather_extents, a->copies);
+	CHECK(gather_extents, a->count);
+	CHECK(gather_extents, a->generation);
+	CHECK(gather_extents, a->failed);
+	QUEUE(gather_extents);
 	return KV_OK;
 }

@@ -261,8 +261,8 @@ static void copies_a_long_run(void **state)
 enum { EXTENTS = 7, EXTENT_ROOM = 3000 };
 struct extents {
 	uint8_t *host, *source, *slots;
-	struct kn_cuda_extent_copy list[EXTENTS];
-	struct kn_cuda_extent_copy *device_list;
+	struct kn_copy_job list[EXTENTS];
+	struct kn_copy_job *device_list;
 	uint64_t *generation;
 	uint32_t *count, *changed;
 };
@@ -279,7 +279,7 @@ static void extents_create(struct extents *e)
 	e->slots = dev_alloc(EXTENTS * EXTENT_ROOM);
 	DEV_OK(cudaMemset(e->slots, 0xff, EXTENTS * EXTENT_ROOM));
 	for (uint32_t i = 0; i < EXTENTS; i++)
-		e->list[i] = (struct kn_cuda_extent_copy){e->source + i * EXTENT_ROOM + i,
+		e->list[i] = (struct kn_copy_job){e->source + i * EXTENT_ROOM + i,
 		    e->slots + (EXTENTS - 1 - i) * EXTENT_ROOM + (i % 2 ? i : 0), i * 480u};
 	e->device_list = dev_upload(e->list, sizeof e->list);
 	e->generation = dev_upload(&generation, sizeof generation);
@@ -302,7 +302,7 @@ static void extents_destroy(struct extents *e)
 static uint32_t gather(
     struct extents *e, uint32_t count, uint32_t max, uint32_t blocks, uint64_t expected)
 {
-	struct kn_cuda_gather_extents_arguments a = {
+	struct kn_gather_extents_arguments a = {
 	    e->device_list, e->count, max, e->generation, expected, e->changed};
 	uint32_t changed = 0;
 
@@ -353,16 +353,16 @@ static void tells_what_is_wrong(void **state)
 
 	(void)state;
 	extents_create(&e);
-	assert_int_equal(gather(&e, EXTENTS, EXTENTS, 4, 40), KN_CUDA_GENERATION_CHANGED);
-	assert_int_equal(gather(&e, EXTENTS, EXTENTS - 2, 4, 41), KN_CUDA_EXTENTS_LEFT_OUT);
+	assert_int_equal(gather(&e, EXTENTS, EXTENTS, 4, 40), KN_STEP_GENERATION);
+	assert_int_equal(gather(&e, EXTENTS, EXTENTS - 2, 4, 41), KN_STEP_STAGING_FULL);
 	assert_int_equal(gather(&e, 0, EXTENTS, 4, 40), 0);
 	/* A copy that itself changes the generation: only a look behind the copies sees it. */
 	word = dev_upload(&now, sizeof now);
-	e.list[2] = (struct kn_cuda_extent_copy){(uint8_t *)word, (uint8_t *)e.generation, 8};
+	e.list[2] = (struct kn_copy_job){(uint8_t *)word, (uint8_t *)e.generation, 8};
 	dev_write(e.device_list, e.list, sizeof e.list);
-	assert_int_equal(gather(&e, 3, EXTENTS, 1, 41), KN_CUDA_GENERATION_CHANGED);
+	assert_int_equal(gather(&e, 3, EXTENTS, 1, 41), KN_STEP_GENERATION);
 	assert_int_equal(gather(&e, 3, EXTENTS, 1, 42), 0);
-	struct kn_cuda_gather_extents_arguments none = {.max_extents = 1};
+	struct kn_gather_extents_arguments none = {.max_copies = 1};
 
 	assert_int_equal(kn_cuda_gather_extents(&none, 0, NULL), cudaErrorInvalidValue);
 	dev_free(word);
