@@ -2,6 +2,7 @@
  * in one message with the tokens that stay. */
 #include <string.h>
 
+#include "common/base/clock.h"
 #include "gpu-worker/pipeline/step.h"
 
 int gw_fold_due(const struct gw_sequence *sequence)
@@ -92,10 +93,13 @@ enum kv_status gw_fold(struct gw_sequence *sequence)
 {
 	struct fold fold = {0};
 	enum kv_status status;
+	uint64_t start;
 
 	KV_TRY(plan(&fold, sequence));
 	status = write_layers(&fold);
+	start = kv_now_ns();
 	if (status == KV_OK) status = commit(&fold);
+	sequence->report.offload_seconds += kv_seconds_since(start);
 	/* Nothing that is queued may write to units that the store has back. */
 	if (status != KV_OK) gw_pipeline_settle(sequence->pipeline);
 	/* Clusters were replaced on the way: a sequence that failed to fold cannot go on. */

@@ -287,7 +287,7 @@ static enum kv_status offload_group(struct offload *o, const struct kvc_segment 
 	return KV_OK;
 }
 
-enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
+static enum kv_status offload_layer(struct gw_sequence *sequence, uint32_t layer,
 	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
 	uint32_t count, uint32_t list_base, int place)
 {
@@ -309,6 +309,20 @@ enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
 		KV_TRY(offload_group(&o, segments + i, most, list_base + i, place, &done));
 	}
 	return KV_OK;
+}
+
+enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
+	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
+	uint32_t count, uint32_t list_base, int place)
+{
+	struct gw_report *report = &sequence->report;
+	uint64_t start = kv_now_ns();
+	double indexed = report->index_seconds;
+	enum kv_status status =
+		offload_layer(sequence, layer, source, segments, count, list_base, place);
+
+	report->offload_seconds += kv_seconds_since(start) - (report->index_seconds - indexed);
+	return status;
 }
 
 enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *reserved_ids,

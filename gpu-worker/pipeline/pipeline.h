@@ -138,6 +138,9 @@ struct gw_report {
 	double recall;
 	struct gw_cache_stats cache;       /* of this sequence's lookups */
 	double prefill_seconds, index_seconds, decode_seconds, select_seconds, fetch_seconds;
+	double attach_seconds;             /* in prefill: to bring in what the store has */
+	double offload_seconds;            /* in both: to write to the store and commit */
+	uint32_t prefill_layers;           /* that are behind it */
 	uint64_t decode_steps;
 	uint64_t degraded_steps;           /* of them, with clusters estimated that were selected */
 };

@@ -16,6 +16,15 @@ static int goes_on(const struct gw_prompt_run *run, uint32_t layer, uint32_t end
 		end == run->sequence->prompt_tokens;
 }
 
+static enum kv_status bring_context(struct gw_prompt_run *run, uint32_t layer)
+{
+	uint64_t start = kv_now_ns();
+	enum kv_status status = gw_prompt_context(run, layer);
+
+	run->sequence->report.attach_seconds += kv_seconds_since(start);
+	return status;
+}
+
 /* The next chunk of a layer: compute what is not stored. */
 static enum kv_status run_chunk(struct gw_prompt_run *run)
 {
@@ -23,7 +32,7 @@ static enum kv_status run_chunk(struct gw_prompt_run *run)
 	uint32_t layer = run->layer, at = run->at, count = gw_prompt_chunk_end(run, at) - at;
 	float *x = gw_prompt_residual(run, at);
 
-	if (at == run->first) KV_TRY(gw_prompt_context(run, layer));
+	if (at == run->first) KV_TRY(bring_context(run, layer));
 	KV_TRY(gw_model_project(run->model, layer, x, gw_prompt_positions(run, at), count, run->qkv));
 	KV_TRY(gw_prompt_append(run, at, count));
 	if (goes_on(run, layer, at + count)) {
@@ -42,12 +51,24 @@ static enum kv_status end_layer(struct gw_prompt_run *run)
 {
 	struct gw_sequence *sequence = run->sequence;
 	uint32_t layer = run->layer++;
+	uint64_t start = kv_now_ns();
 
 	run->at = run->first;
+	sequence->report.prefill_layers++;
 	if (sequence->stored == NULL) return gw_prompt_keep(run, layer);
 	KV_TRY(gw_attach_layer(sequence, layer, run->buffer));
+	sequence->report.attach_seconds += kv_seconds_since(start);
 	return gw_offload_layer(sequence, layer, &run->source, run->reserved, run->new_count,
 		run->shared_count, 1);
+}
+
+static enum kv_status commit(struct gw_prompt_run *run)
+{
+	uint64_t start = kv_now_ns();
+	enum kv_status status = gw_prompt_commit(run);
+
+	run->sequence->report.offload_seconds += kv_seconds_since(start);
+	return status;
 }
 
 static enum kv_status step(struct gw_prompt_run *run, float *logits, int *done)
@@ -57,7 +78,7 @@ static enum kv_status step(struct gw_prompt_run *run, float *logits, int *done)
 		run->embedded = 1;
 	}
 	if (run->layer == run->shape->layers) {
-		KV_TRY(gw_prompt_commit(run));
+		KV_TRY(commit(run));
 		KV_TRY(gw_prompt_logits(run, logits, run->mean_nll));
 		*done = 1;
 		return KV_OK;
