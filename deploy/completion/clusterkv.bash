@@ -18,6 +18,18 @@ _clusterkv_values() {
 			words = substr(text, RSTART + 7, RLENGTH - 7); gsub(/,/, " ", words); print words } }'
 }
 
+# Requests that a worker knows; which worker is among the words already, or in the environment.
+_clusterkv_requests() {
+	local program=$1 socket='' i
+	for ((i = 2; i < ${#COMP_WORDS[@]}; i++)); do
+		[ "${COMP_WORDS[i]}" = --worker-socket ] || continue
+		[ "${COMP_WORDS[i + 1]:-}" = = ] && ((i++))
+		socket=${COMP_WORDS[i + 1]:-}
+	done
+	"$program" trace ${socket:+--worker-socket="$socket"} --timeout=1s 2>/dev/null |
+		awk 'NR > 1 { print $1 }'
+}
+
 _clusterkv() {
 	local program=$1 word=${COMP_WORDS[COMP_CWORD]} before=${COMP_WORDS[COMP_CWORD - 1]:-}
 	local call=("$program") commands option value
@@ -36,6 +48,9 @@ _clusterkv() {
 		value='' option=$before
 	elif [ "$before" = = ]; then
 		value=$word option=${COMP_WORDS[COMP_CWORD - 2]:-}
+	elif [ "${call[*]:1}" = trace ] && [[ $word != -* ]]; then
+		mapfile -t COMPREPLY < <(compgen -W "$(_clusterkv_requests "$program")" -- "$word")
+		return
 	else
 		mapfile -t COMPREPLY < <(compgen -W "$(_clusterkv_options "${call[@]}")" -- "$word")
 		[[ ${COMPREPLY[0]:-} == *= ]] && compopt -o nospace 2>/dev/null

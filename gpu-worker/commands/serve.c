@@ -13,6 +13,7 @@
 #include "gpu-worker/commands/report.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/http_server.h"
+#include "gpu-worker/server/stats_socket.h"
 
 /* Signals within SAME_WISH_MS of the first say the same: managers send them to a process and to its
  * group, `timeout` does both. */
@@ -29,6 +30,8 @@ struct serving {
 	struct kv_loop *loop;
 	struct gw_engine *engine;
 	struct gw_http_server *server;
+	struct gw_traces *traces; /* with --worker-socket */
+	struct gw_stats_socket *stats;
 	struct kv_sd_notify *notify;
 	struct kv_timer *drain; /* looks whether the last answer is out */
 	struct kv_timer *watchdog;
@@ -264,7 +267,20 @@ static enum kv_status open_server(struct serving *serving)
 		KV_TRY(gw_api_keys_load(
 		    serving->allocator, serving->settings->api_key_file, &serving->keys));
 	options.keys = serving->keys;
+	options.traces = serving->traces;
 	return gw_http_server_create(&options, &serving->server);
+}
+
+/* What nobody can ask for is not kept. */
+static enum kv_status open_stats(struct serving *serving)
+{
+	const char *path = serving->settings->worker_socket;
+
+	if (path == NULL || *path == '\0') return KV_OK;
+	KV_TRY(gw_traces_create(serving->allocator, gw_model_shape(serving->worker.model)->layers,
+	    &serving->traces));
+	return gw_stats_socket_create(
+	    serving->allocator, serving->loop, path, serving->traces, &serving->stats);
 }
 
 static enum kv_status open_all(struct serving *serving)
@@ -284,6 +300,7 @@ static enum kv_status open_all(struct serving *serving)
 	if (watchdog_ms > 0)
 		KV_TRY(kv_loop_timer(
 		    serving->loop, 0, watchdog_ms / 2 + 1, on_watchdog, serving, &serving->watchdog));
+	KV_TRY(open_stats(serving));
 	KV_TRY(open_engine(serving));
 	KV_TRY(open_server(serving));
 	kv_info("serve", "listening on http://%s", gw_http_server_address(serving->server));
@@ -302,6 +319,8 @@ enum kv_status gw_command_serve(const struct gw_settings *s, struct kv_allocator
 	if (status == KV_OK) status = serving.status;
 	gw_engine_destroy(serving.engine);
 	gw_http_server_destroy(serving.server);
+	gw_stats_socket_destroy(serving.stats);
+	gw_traces_destroy(serving.traces);
 	gw_api_keys_destroy(serving.keys);
 	kv_loop_destroy(serving.loop);
 	if (serving.worker.settings != NULL) gw_worker_close(&serving.worker);

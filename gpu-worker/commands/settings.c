@@ -4,6 +4,7 @@
 
 #include "gpu-worker/server/http_server.h"
 #include "common/transport/trusted_network.h"
+#include "common/transport/unix_socket.h"
 #include "kvstore/client/store_client.h"
 
 static const char *const backend_words[] = {"auto", "cpu", "cuda", NULL};
@@ -59,6 +60,11 @@ static enum kv_status check_folder(const char *folder)
 {
 	if (folder[0] == '\0' || folder[0] == '/') return KV_OK;
 	return kv_fail(KV_INVALID, "plug-in folder \"%s\" must be an absolute path", folder);
+}
+
+static enum kv_status check_socket(const char *path)
+{
+	return *path != '\0' ? kv_unix_path_check(path) : KV_OK;
 }
 
 static const struct kv_option options[] = {
@@ -208,6 +214,9 @@ static const struct kv_option options[] = {
 		.commands = GW_SERVE,
 		.help = "Address of the HTTP API; without HOST 127.0.0.1, port 0 takes a free one.",
 		.check = gw_http_address_check},
+	CHECKED("worker-socket", worker_socket, "", "PATH", check_socket,
+		"This worker's stats socket, where kvctl trace asks for the time of single requests. "
+		"Empty: none.", GW_SERVE),
 	NUMBER("max-sequences", max_sequences, "4", "sequences", "Requests that decode at once.",
 		GW_SERVE, 1, 16),
 	NUMBER("max-requests", max_requests, "64", "requests", "Requests that may wait, at most.",

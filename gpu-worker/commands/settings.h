@@ -50,7 +50,7 @@ struct gw_settings {
 	uint64_t seed;
 	const char *sequence, *resume, *stop;
 	/* serve */
-	const char *listen;
+	const char *listen, *worker_socket; /* worker_socket "": none */
 	uint32_t max_sequences, max_requests;
 	uint64_t max_body, idle_ms, drain_ms, latency_ms;
 	/* log */

@@ -6,6 +6,7 @@
 
 #include "common/transport/secret.h"
 #include "common/transport/trusted_network.h"
+#include "common/transport/unix_socket.h"
 #include "gpu-worker/commands/settings.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/api_keys.h"
@@ -194,6 +195,8 @@ enum kv_status gw_settings_look(const struct kv_command *command, const void *op
 	if (s->trusted_network != NULL && *s->trusted_network != '\0')
 		KV_TRY(kv_trusted_network_find(s->trusted_network, &network));
 	KV_TRY(look_at_keys(s->api_key_file));
+	if (s->worker_socket != NULL && *s->worker_socket != '\0')
+		KV_TRY(kv_unix_listen_check(s->worker_socket));
 	KV_TRY(look_at_file("prompt-file", s->prompt_file));
 	KV_TRY(look_at_file("tokens-file", s->tokens_file));
 	return look_at_file("file", s->file);

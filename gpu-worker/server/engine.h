@@ -30,6 +30,7 @@ enum gw_engine_event_kind {
 	GW_EVENT_STATE,   /* state, text: why */
 	GW_EVENT_OPENED,  /* text: the sequence's id; prompt_tokens, prefix_hit */
 	GW_EVENT_PREFILL, /* done of total, in tokens */
+	GW_EVENT_LAYER,   /* the prompt is through layer `done`, which took `total` nanoseconds */
 	GW_EVENT_TEXT,    /* text: whole characters of the answer; tokens: of the answer so far */
 	GW_EVENT_FINISHED /* result; the last event of a request */
 };
@@ -41,6 +42,24 @@ struct gw_engine_result {
 	json_t *report;    /* gw_session_report; NULL when no sequence was opened. Borrowed. */
 };
 
+/* Nanoseconds of work, and what parts of it were. Selecting and fetching count a sequence's share
+ * of its batch's time. */
+struct gw_stage_work {
+	uint64_t all_ns, index_ns, offload_ns, fetch_ns, select_ns;
+	uint64_t steps; /* of decoding */
+};
+
+/* When a request came where, by kv_now_ns (0: not yet), and what was done for it. */
+struct gw_request_times {
+	uint64_t begun_ns;  /* its turn came */
+	uint64_t opened_ns; /* what the store knows of it is attached */
+	uint64_t ready_ns;  /* its first token is there */
+	uint64_t ended_ns;
+	struct gw_stage_work prompt; /* until the first token */
+	struct gw_stage_work answer; /* since then */
+	uint32_t prompt_tokens, found_tokens, tokens;
+};
+
 enum { GW_EVENT_TEXT_BYTES = 208 };
 
 struct gw_engine_event {
@@ -48,6 +67,7 @@ struct gw_engine_event {
 	enum gw_engine_state state;
 	void *request; /* the `request` of gw_engine_submit */
 	const struct gw_engine_result *result;
+	struct gw_request_times times; /* until now; not of GW_EVENT_STATE */
 	uint64_t done, total;
 	uint32_t tokens, prompt_tokens, prefix_hit;
 	uint32_t text_length;

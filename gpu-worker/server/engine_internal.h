@@ -20,6 +20,9 @@ struct gw_engine_request {
 	struct gw_session *session;
 	bool cancelled;
 	uint64_t progress_ms; /* when the last progress was told */
+	struct gw_request_times times;
+	uint32_t told_layers; /* that GW_EVENT_LAYER told of */
+	uint64_t layer_ns;    /* that the layer after them has taken so far */
 	struct gw_engine_result result;
 };
 
@@ -63,5 +66,11 @@ struct gw_engine {
 
 /* engine_thread.c */
 void *gw_engine_main(void *engine);
+
+/* engine_times.c: bring request->times up to date, from its session while it has one. */
+void gw_times_update(struct gw_engine_request *request);
+/* A unit of the prompt took so long. True when it was the last of a layer: *layer_ns is then what
+ * the layer took in all. */
+bool gw_times_unit(struct gw_engine_request *request, uint64_t unit_ns, uint64_t *layer_ns);
 
 #endif

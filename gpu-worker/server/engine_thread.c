@@ -22,6 +22,16 @@ static void push(struct gw_engine *engine, const struct gw_engine_event *event)
 	kv_waker_wake(engine->waker);
 }
 
+/* An event of a request, with where its time went so far. */
+static void tell(
+    struct gw_engine *engine, struct gw_engine_request *request, struct gw_engine_event *event)
+{
+	gw_times_update(request);
+	event->request = request;
+	event->times = request->times;
+	push(engine, event);
+}
+
 static void tell_state(struct gw_engine *engine, enum gw_engine_state state, const char *reason)
 {
 	struct gw_engine_event event = {.kind = GW_EVENT_STATE, .state = state};
@@ -57,13 +67,15 @@ static struct gw_engine_request *take_first(struct gw_engine *engine)
 static void finish(
     struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status)
 {
-	struct gw_engine_event event = {.kind = GW_EVENT_FINISHED, .request = request};
+	struct gw_engine_event event = {.kind = GW_EVENT_FINISHED};
 	struct gw_engine_result *result = &request->result;
 
 	result->status = status;
 	result->finish = GW_FINISH_ERROR;
 	if (status != KV_OK)
 		snprintf(result->message, sizeof result->message, "%s", kv_error_message());
+	gw_times_update(request);
+	request->times.ended_ns = kv_now_ns();
 	if (request->session != NULL) {
 		if (status == KV_OK) result->finish = gw_session_finish(request->session);
 		/* What broke here, or was interrupted, may go on elsewhere; what nobody wants may not. */
@@ -76,7 +88,7 @@ static void finish(
 		request->session = NULL;
 	}
 	event.result = result;
-	push(engine, &event);
+	tell(engine, request, &event);
 }
 
 static enum kv_status why_cancelled(const struct gw_engine *engine)
@@ -212,7 +224,7 @@ static size_t whole_characters(const char *text, size_t length, size_t limit)
 
 static void send_text(struct gw_engine *engine, struct gw_engine_request *request)
 {
-	struct gw_engine_event event = {.kind = GW_EVENT_TEXT, .request = request};
+	struct gw_engine_event event = {.kind = GW_EVENT_TEXT};
 	size_t length = 0;
 	const char *text = gw_session_take(request->session, &length);
 
@@ -222,7 +234,7 @@ static void send_text(struct gw_engine *engine, struct gw_engine_request *reques
 
 		memcpy(event.text, text, piece);
 		event.text_length = (uint32_t)piece;
-		push(engine, &event);
+		tell(engine, request, &event);
 		text += piece;
 		length -= piece;
 	}
@@ -232,7 +244,7 @@ static void show_prefill(void *context, uint64_t done, uint64_t total)
 {
 	struct gw_engine_request *request = context;
 	struct gw_engine *engine = request->engine;
-	struct gw_engine_event event = {.kind = GW_EVENT_PREFILL, .request = request};
+	struct gw_engine_event event = {.kind = GW_EVENT_PREFILL};
 	uint64_t now = kv_now_ms(), layers = shape_of(engine->pipeline)->layers;
 
 	take_messages(engine);
@@ -243,7 +255,7 @@ static void show_prefill(void *context, uint64_t done, uint64_t total)
 	/* Each token is computed layer by layer; who waits thinks in tokens. */
 	event.done = done / layers;
 	event.total = total / layers;
-	push(engine, &event);
+	tell(engine, request, &event);
 }
 
 static void remove_running(struct gw_engine *engine, uint32_t index)
@@ -255,9 +267,10 @@ static void remove_running(struct gw_engine *engine, uint32_t index)
 
 static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_request *request)
 {
-	struct gw_engine_event event = {.kind = GW_EVENT_OPENED, .request = request};
+	struct gw_engine_event event = {.kind = GW_EVENT_OPENED};
 	const struct gw_sequence *sequence;
 
+	request->times.begun_ns = kv_now_ns();
 	KV_TRY(gw_session_open(
 	    engine->pipeline, engine->options.tokenizer, &request->asked, &request->session));
 	sequence = gw_session_sequence(request->session);
@@ -265,7 +278,8 @@ static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_re
 	event.text_length = (uint32_t)strlen(event.text);
 	event.prompt_tokens = gw_sequence_prompt_tokens(sequence);
 	event.prefix_hit = gw_sequence_prefix_hit(sequence);
-	push(engine, &event);
+	request->times.opened_ns = kv_now_ns();
+	tell(engine, request, &event);
 	return KV_OK;
 }
 
@@ -300,6 +314,14 @@ static void begin_one(struct gw_engine *engine)
 		finish(engine, request, status);
 }
 
+static void tell_layer(
+    struct gw_engine *engine, struct gw_engine_request *request, uint64_t unit_ns)
+{
+	struct gw_engine_event event = {.kind = GW_EVENT_LAYER, .done = request->told_layers};
+
+	if (gw_times_unit(request, unit_ns, &event.total)) tell(engine, request, &event);
+}
+
 /* One unit of the prompt. Its request runs when the first token is there. */
 static void advance(struct gw_engine *engine)
 {
@@ -313,9 +335,12 @@ static void advance(struct gw_engine *engine)
 	else
 		status = gw_session_advance(request->session, &ready);
 	engine->unit_ns = kv_now_ns() - start;
+	tell_layer(engine, request, engine->unit_ns);
 	if (status == KV_OK && !ready) return;
 	engine->prefilling = NULL;
 	if (status == KV_OK) {
+		gw_times_update(request);
+		request->times.ready_ns = kv_now_ns();
 		send_text(engine, request);
 		engine->running[engine->running_count++] = request;
 		return;

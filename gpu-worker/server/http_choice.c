@@ -39,6 +39,8 @@ enum kv_status gw_choices_submit(struct gw_exchange *exchange)
 	exchange->choice_count = count;
 	for (uint32_t i = 0; i < count; i++)
 		KV_TRY(prepare(exchange, &exchange->choices[i]));
+	gw_traces_submitted(exchange->server->options.traces, &exchange->trace, exchange->answer.id,
+	    count, kv_now_ns());
 	for (uint32_t i = 0; i < count; i++) {
 		struct gw_choice *choice = &exchange->choices[i];
 
@@ -151,9 +153,9 @@ static void log_end(const struct gw_choice *choice, const struct gw_engine_resul
 	const char *sequence = json_string_value(json_object_get(report, "sequence"));
 
 	kv_info("http",
-	    "answer %s request=%s sequence=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
+	    "answer %s request=%s id=%s sequence=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
 	    result->status == KV_OK ? gw_finish_text(result->finish) : kv_status_text(result->status),
-	    exchange->answer.id, sequence != NULL ? sequence : "-",
+	    exchange->id, exchange->answer.id, sequence != NULL ? sequence : "-",
 	    (long long)json_integer_value(json_object_get(report, "prompt_tokens")),
 	    (long long)json_integer_value(json_object_get(report, "prefix_hit_tokens")),
 	    json_array_size(json_object_get(report, "tokens")),
@@ -224,6 +226,9 @@ void gw_choice_event(struct gw_choice *choice, const struct gw_engine_event *eve
 {
 	struct gw_exchange *exchange = choice->exchange;
 
+	if (exchange->server != NULL)
+		gw_traces_event(
+		    exchange->server->options.traces, &exchange->trace, choice->index, event);
 	if (event->kind == GW_EVENT_FINISHED) {
 		choice->in_engine = false;
 		exchange->in_engine--;
@@ -246,6 +251,7 @@ void gw_choice_event(struct gw_choice *choice, const struct gw_engine_event *eve
 	case GW_EVENT_TEXT:
 		add_text(choice, event);
 		break;
+	case GW_EVENT_LAYER:
 	case GW_EVENT_STATE:
 	case GW_EVENT_FINISHED:
 		break;

@@ -2,6 +2,7 @@
 #ifndef GW_SERVER_HTTP_COMPLETION_H
 #define GW_SERVER_HTTP_COMPLETION_H
 
+#include "common/base/request_id.h"
 #include "common/runtime/text_buffer.h"
 #include "gpu-worker/server/session.h"
 
@@ -11,7 +12,7 @@ extern "C" {
 
 /* What all parts of one answer repeat. */
 struct gw_answer {
-	char id[96];       /* "cmpl-…" */
+	char id[KV_REQUEST_ID_BYTES]; /* "cmpl-…" */
 	char sequence[64]; /* "" until it is known */
 	const char *model;
 	int64_t created; /* seconds since 1970 */

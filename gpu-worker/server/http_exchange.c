@@ -15,6 +15,29 @@
 
 enum { STREAM_BLOCK = 8192 };
 
+static void name(struct gw_exchange *exchange)
+{
+	static const char *const kinds[] = {
+	    [GW_ROUTE_COMPLETIONS] = "cmpl",
+	    [GW_ROUTE_CHAT] = "chatcmpl",
+	    [GW_ROUTE_TOKENIZE] = "req",
+	    [GW_ROUTE_DETOKENIZE] = "req",
+	    [GW_ROUTE_MODELS] = "req",
+	    [GW_ROUTE_MODEL] = "req",
+	    [GW_ROUTE_HEALTH] = "req",
+	    [GW_ROUTE_METRICS] = "req",
+	};
+	struct gw_http_server *server = exchange->server;
+	bool chat = exchange->route == GW_ROUTE_CHAT;
+
+	exchange->own_id =
+	    gw_http_request_id(exchange->connection, kinds[exchange->route], exchange->id);
+	exchange->head.request_id = exchange->id;
+	if (chat || exchange->route == GW_ROUTE_COMPLETIONS)
+		exchange->trace = gw_traces_begin(server->options.traces, exchange->id,
+		    chat ? "chat" : "completion", kv_now_ns());
+}
+
 enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Connection *connection,
     enum gw_route route, struct gw_exchange **exchange)
 {
@@ -31,6 +54,7 @@ enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Conn
 	kv_text_init(&made->out, made->allocator, GW_OUT_LIMIT);
 	kv_list_init(&made->node);
 	kv_list_push_back(&server->exchanges, &made->node);
+	name(made);
 	made->late = server->draining;
 	if (!made->late) server->exchange_count++;
 	*exchange = made;
@@ -41,6 +65,8 @@ void gw_exchange_release(struct gw_exchange *exchange)
 {
 	if (exchange->connection != NULL || exchange->parsing || exchange->in_engine > 0) return;
 	if (exchange->server != NULL) {
+		gw_traces_end(exchange->server->options.traces, &exchange->trace,
+		    !exchange->complete ? 0 : exchange->code != 0 ? exchange->code : 200, kv_now_ns());
 		kv_list_remove(&exchange->node);
 		if (!exchange->late) exchange->server->exchange_count--;
 	}
@@ -143,9 +169,11 @@ static void describe_answer(struct gw_exchange *exchange)
 {
 	struct gw_answer *answer = &exchange->answer;
 
-	snprintf(answer->id, sizeof answer->id, "%s-%016llx",
-	    exchange->request.chat ? "chatcmpl" : "cmpl", (unsigned long long)kv_random_entropy());
-	exchange->head.request_id = answer->id;
+	/* Of two requests by one name, which clients give, the answers have names of their own. */
+	if (exchange->own_id)
+		snprintf(answer->id, sizeof answer->id, "%s", exchange->id);
+	else
+		kv_request_id_make(exchange->request.chat ? "chatcmpl" : "cmpl", answer->id);
 	answer->model = exchange->server->options.model.name;
 	answer->created = (int64_t)(kv_wall_ms() / 1000);
 	answer->chat = exchange->request.chat;
@@ -344,7 +372,7 @@ enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
 	MHD_add_response_header(response, "Content-Type", "text/event-stream");
 	MHD_add_response_header(response, "Cache-Control", "no-cache");
 	MHD_add_response_header(response, "X-Accel-Buffering", "no");
-	MHD_add_response_header(response, "X-Request-Id", exchange->answer.id);
+	MHD_add_response_header(response, "X-Request-Id", exchange->id);
 	exchange->answered = true;
 	result = MHD_queue_response(exchange->connection, 200, response);
 	MHD_destroy_response(response);

@@ -8,6 +8,7 @@
 #include "common/collect/list.h"
 #include "gpu-worker/server/http_completion.h"
 #include "gpu-worker/server/http_server.h"
+#include "gpu-worker/server/trace.h"
 
 struct gw_http_server {
 	struct gw_http_options options;
@@ -91,6 +92,9 @@ struct gw_exchange {
 	size_t sent; /* of `out` */
 	struct gw_answer answer;
 	uint64_t start_ms;
+	char id[KV_REQUEST_ID_BYTES]; /* the request's: the client's, or made here */
+	bool own_id;                  /* made here */
+	struct gw_trace_ref trace;
 };
 
 /* http_exchange.c */
@@ -120,6 +124,9 @@ void gw_choices_deinit(struct gw_exchange *exchange);
 void gw_choice_event(struct gw_choice *choice, const struct gw_engine_event *event);
 
 /* http_server.c */
+/* The client's X-Request-Id where it can be taken, else a new one of this kind; true then. */
+bool gw_http_request_id(
+    struct MHD_Connection *connection, const char *kind, char id[KV_REQUEST_ID_BYTES]);
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
     unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head);
 enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,

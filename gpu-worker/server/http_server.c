@@ -110,20 +110,36 @@ static const struct {
 
 enum { ROUTES = sizeof routes / sizeof routes[0] };
 
+bool gw_http_request_id(
+    struct MHD_Connection *connection, const char *kind, char id[KV_REQUEST_ID_BYTES])
+{
+	const char *given = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "X-Request-Id");
+	bool make = given == NULL || kv_request_id_check(given) != KV_OK;
+
+	if (make)
+		kv_request_id_make(kind, id);
+	else
+		snprintf(id, KV_REQUEST_ID_BYTES, "%s", given);
+	return make;
+}
+
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
     unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head)
 {
 	/* The text is copied: the cast only takes the const away. */
 	struct MHD_Response *response = MHD_create_response_from_buffer(
 	    body->length, (void *)(uintptr_t)kv_text(body), MHD_RESPMEM_MUST_COPY);
+	char id[KV_REQUEST_ID_BYTES];
 	enum MHD_Result result;
 
 	if (response == NULL) return MHD_NO;
+	/* What is refused at its head has no exchange that has named it. */
+	if (head->request_id == NULL) gw_http_request_id(connection, "req", id);
+	MHD_add_response_header(
+	    response, "X-Request-Id", head->request_id != NULL ? head->request_id : id);
 	MHD_add_response_header(response, "Content-Type",
 	    head->content_type != NULL && code == 200 ? head->content_type : "application/json");
 	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
-	if (head->request_id != NULL)
-		MHD_add_response_header(response, "X-Request-Id", head->request_id);
 	if (head->authenticate) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
 	if (head->allow != NULL)
 		MHD_add_response_header(

@@ -13,6 +13,7 @@
 #include "gpu-worker/server/api_keys.h"
 #include "gpu-worker/server/engine.h"
 #include "gpu-worker/server/http_request.h"
+#include "gpu-worker/server/trace.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -35,6 +36,7 @@ struct gw_http_options {
 	/* The worker's counters for Prometheus. */
 	void (*put_metrics)(void *context, struct kv_text_buffer *out);
 	void *metrics_context;
+	struct gw_traces *traces; /* NULL: nobody asks for them */
 };
 
 /* KV_OK when `listen` has one of its forms; else KV_INVALID. Nothing is looked up. Any thread. */

@@ -12,18 +12,20 @@
 #include "common/transport/unix_socket.h"
 #include "kvstore/ctl/ctl.h"
 
-static enum kv_status wait_for(int socket, short events, uint64_t deadline)
+static enum kv_status wait_for(
+    const struct ctl_peer *peer, int socket, short events, uint64_t deadline)
 {
 	struct pollfd one = {.fd = socket, .events = events};
 	uint64_t now = kv_now_ms();
 
-	if (now >= deadline) return kv_fail(KV_TIMEOUT, "the store did not answer in time");
+	if (now >= deadline) return kv_fail(KV_TIMEOUT, "%s did not answer in time", peer->name);
 	if (poll(&one, 1, (int)(deadline - now)) < 0 && errno != EINTR)
 		return kv_fail(KV_IO, "cannot poll: %s", strerror(errno));
 	return KV_OK;
 }
 
-static enum kv_status send_all(int socket, const char *text, uint64_t deadline)
+static enum kv_status send_all(
+    const struct ctl_peer *peer, int socket, const char *text, uint64_t deadline)
 {
 	size_t left = strlen(text);
 
@@ -34,16 +36,17 @@ static enum kv_status send_all(int socket, const char *text, uint64_t deadline)
 			text += n;
 			left -= (size_t)n;
 		} else if (n < 0 && errno != EAGAIN && errno != EINTR) {
-			return kv_fail(KV_DISCONNECTED, "the store closed its stats socket");
+			return kv_fail(KV_DISCONNECTED, "%s closed its stats socket", peer->name);
 		} else {
-			KV_TRY(wait_for(socket, POLLOUT, deadline));
+			KV_TRY(wait_for(peer, socket, POLLOUT, deadline));
 		}
 	}
 	return KV_OK;
 }
 
-/* Until the store closes: the command was followed by quit. */
-static enum kv_status receive_all(int socket, struct kv_text_buffer *answer, uint64_t deadline)
+/* Until the peer closes: the command was followed by quit. */
+static enum kv_status receive_all(const struct ctl_peer *peer, int socket,
+    struct kv_text_buffer *answer, uint64_t deadline)
 {
 	char bytes[16384];
 
@@ -54,47 +57,60 @@ static enum kv_status receive_all(int socket, struct kv_text_buffer *answer, uin
 		if (n > 0)
 			kv_text_append(answer, bytes, (size_t)n);
 		else if (errno != EAGAIN && errno != EINTR)
-			return kv_fail(KV_DISCONNECTED, "the store broke off: %s", strerror(errno));
+			return kv_fail(KV_DISCONNECTED, "%s broke off: %s", peer->name, strerror(errno));
 		else
-			KV_TRY(wait_for(socket, POLLIN, deadline));
+			KV_TRY(wait_for(peer, socket, POLLIN, deadline));
 	}
 }
 
-static enum kv_status check_answer(const struct kv_text_buffer *answer)
+static enum kv_status check_answer(const struct ctl_peer *peer, const struct kv_text_buffer *answer)
 {
 	const char *text = kv_text(answer);
 
 	if (!answer->length)
-		return kv_fail(KV_DISCONNECTED, "the store closed its stats socket without an answer");
+		return kv_fail(
+		    KV_DISCONNECTED, "%s closed its stats socket without an answer", peer->name);
 	if (strncmp(text, "ERROR", 5) == 0)
-		return kv_fail(KV_PROTOCOL, "the store says: %.*s", (int)strcspn(text, "\r\n"), text);
+		return kv_fail(
+		    KV_PROTOCOL, "%s says: %.*s", peer->name, (int)strcspn(text, "\r\n"), text);
 	return KV_OK;
+}
+
+enum kv_status ctl_ask_peer(const struct ctl_settings *settings, const struct ctl_peer *peer,
+    const char *command, struct kv_text_buffer *answer)
+{
+	uint64_t deadline = kv_now_ms() + settings->timeout_ms;
+	char line[128];
+	int socket = -1;
+	enum kv_status status;
+
+	kv_text_reset(answer);
+	status = kv_unix_connect(peer->path, &socket);
+	if (status == KV_DISCONNECTED && peer->absent)
+		return kv_fail(KV_DISCONNECTED, "nobody listens at %s: %s", peer->path, peer->absent);
+	KV_TRY(status);
+	snprintf(line, sizeof line, "%s\nquit\n", command);
+	status = send_all(peer, socket, line, deadline);
+	if (status == KV_OK) status = receive_all(peer, socket, answer, deadline);
+	if (status == KV_OK) status = check_answer(peer, answer);
+	close(socket);
+	if (status == KV_TIMEOUT)
+		return kv_fail(KV_TIMEOUT,
+		    "%s at %s did not answer within %u ms: is it stopped, or is this no stats "
+		    "socket? --timeout waits longer",
+		    peer->name, peer->path, (unsigned)settings->timeout_ms);
+	if (status == KV_DISCONNECTED)
+		return kv_fail_prefix(
+		    KV_DISCONNECTED, "%s, which should be the stats socket", peer->path);
+	return status;
 }
 
 enum kv_status ctl_ask(
     const struct ctl_settings *settings, const char *command, struct kv_text_buffer *answer)
 {
-	uint64_t deadline = kv_now_ms() + settings->timeout_ms;
-	char line[64];
-	int socket = -1;
-	enum kv_status status;
+	const struct ctl_peer store = {settings->stats_socket, "the store", NULL};
 
-	kv_text_reset(answer);
-	KV_TRY(kv_unix_connect(settings->stats_socket, &socket));
-	snprintf(line, sizeof line, "%s\nquit\n", command);
-	status = send_all(socket, line, deadline);
-	if (status == KV_OK) status = receive_all(socket, answer, deadline);
-	if (status == KV_OK) status = check_answer(answer);
-	close(socket);
-	if (status == KV_TIMEOUT)
-		return kv_fail(KV_TIMEOUT,
-		    "the store at %s did not answer within %u ms: is it stopped, or is this no stats "
-		    "socket? --timeout waits longer",
-		    settings->stats_socket, (unsigned)settings->timeout_ms);
-	if (status == KV_DISCONNECTED)
-		return kv_fail_prefix(KV_DISCONNECTED, "%s, which should be the stats socket",
-		    settings->stats_socket);
-	return status;
+	return ctl_ask_peer(settings, &store, command, answer);
 }
 
 bool ctl_next_stat(char **cursor, const char **name, const char **value)

@@ -15,7 +15,8 @@ extern "C" {
 #endif
 
 struct ctl_settings {
-	const char *stats_socket, *socket;
+	const char *stats_socket, *socket, *worker_socket;
+	const char *request; /* trace: its id; NULL: all */
 	const char *store, *store_secret; /* instead of socket; "": not given */
 	const char *transport, *trusted_network; /* bench */
 	bool json;
@@ -49,12 +50,23 @@ enum kv_status ctl_evict(const struct ctl_settings *settings);
 enum kv_status ctl_drain(const struct ctl_settings *settings);
 enum kv_status ctl_bench(const struct ctl_settings *settings);
 enum kv_status ctl_secret(const struct ctl_settings *settings);
+enum kv_status ctl_trace(const struct ctl_settings *settings);
+/* For the table: what a request's id must look like. */
+enum kv_status ctl_trace_check(const char *id);
 
 /* Send one command to the stats socket; `answer` gets its text as it comes.
  * KV_DISCONNECTED names the path when nobody is there; KV_TIMEOUT; KV_PROTOCOL carries the store's
  * ERROR line. */
 enum kv_status ctl_ask(
     const struct ctl_settings *settings, const char *command, struct kv_text_buffer *answer);
+
+/* Who is asked: its stats socket, its name in messages, and what to look for when nobody listens
+ * (NULL: the store). */
+struct ctl_peer {
+	const char *path, *name, *absent;
+};
+enum kv_status ctl_ask_peer(const struct ctl_settings *settings, const struct ctl_peer *peer,
+    const char *command, struct kv_text_buffer *answer);
 
 /* Walk the `STAT name value` lines of an answer, which is cut into strings on the way: start with
  * *cursor = the text, until false. */

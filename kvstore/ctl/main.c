@@ -1,4 +1,4 @@
-/* kvctl: looks at a running kvstored, and tells it to evict or drain. */
+/* kvctl: looks at a running kvstored and its workers, and tells it to evict or drain. */
 #include <stddef.h>
 #include <stdio.h>
 
@@ -19,7 +19,8 @@ enum {
 	COMMAND_EVICT = 32,
 	COMMAND_DRAIN = 64,
 	COMMAND_BENCH = 128,
-	COMMAND_SECRET = 256
+	COMMAND_SECRET = 256,
+	COMMAND_TRACE = 512
 };
 
 #define FIELD(name) offsetof(struct ctl_settings, name)
@@ -27,6 +28,11 @@ enum {
 static enum kv_status check_store(const char *address)
 {
 	return *address ? kvc_address_check(address) : KV_OK;
+}
+
+static enum kv_status check_worker_socket(const char *path)
+{
+	return *path ? kv_unix_path_check(path) : KV_OK;
 }
 
 static const char *const transport_words[] = {"auto", "ucx", "map", "stream", NULL};
@@ -80,17 +86,35 @@ static const struct kv_option options[] = {
         .help = "For transport ucx with --store, as of gpu-worker.",
         .check = kv_trusted_network_check,
         .commands = COMMAND_BENCH},
+    {.name = "worker-socket",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(worker_socket),
+        .default_text = "",
+        .unit = "PATH",
+        .group = "Worker",
+        .help = "The worker's stats socket, its own --worker-socket.",
+        .check = check_worker_socket,
+        .commands = COMMAND_TRACE},
+    {.name = "request",
+        .kind = KV_OPTION_STRING,
+        .offset = FIELD(request),
+        .unit = "ID",
+        .help = "X-Request-Id of the request. Without it the worker's requests are listed, the "
+                "newest first.",
+        .check = ctl_trace_check,
+        .commands = COMMAND_TRACE,
+        .flags = KV_OPTION_POSITIONAL},
     {.name = "timeout",
         .kind = KV_OPTION_DURATION,
         .offset = FIELD(timeout_ms),
         .default_text = "5s",
+        .group = "Answer",
         .help = "How long an answer may take.",
         .minimum = 1,
         .maximum = 3600000},
     {.name = "json",
         .kind = KV_OPTION_FLAG,
         .offset = FIELD(json),
-        .group = "Output",
         .help = "Print JSON, one object a line."},
     {.name = "interval",
         .kind = KV_OPTION_DOUBLE,
@@ -168,6 +192,9 @@ static const struct kv_command commands[] = {
         .summary = "Say what the store is and who works with it.",
         .bit = COMMAND_DESCRIBE},
     {.name = "top", .summary = "Show the workers, again and again.", .bit = COMMAND_TOP},
+    {.name = "trace",
+        .summary = "Show where the time of a worker's request went, or list its requests.",
+        .bit = COMMAND_TRACE},
     {.name = "evict", .summary = "Drop every segment that nobody uses.", .bit = COMMAND_EVICT},
     {.name = "drain",
         .summary = "Take in no new worker and no new sequence.",
@@ -204,6 +231,8 @@ static enum kv_status run(const struct kv_command *command, const struct ctl_set
 		return ctl_ready(settings);
 	case COMMAND_SECRET:
 		return ctl_secret(settings);
+	case COMMAND_TRACE:
+		return ctl_trace(settings);
 	case COMMAND_TOP:
 		return ctl_top(settings);
 	case COMMAND_EVICT:

@@ -23,6 +23,13 @@ void serve_answer_limit(unsigned seconds)
 	answer_seconds = seconds;
 }
 
+static const char *extra_headers = "";
+
+void serve_extra_headers(const char *lines)
+{
+	extra_headers = lines != NULL ? lines : "";
+}
+
 static void nap(void)
 {
 	const struct timespec pause = {0, STEP_MS * 1000000L};
@@ -163,7 +170,7 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
 {
 	struct sockaddr_in address = {.sin_family = AF_INET};
 	const struct timeval limit = {(time_t)answer_seconds, 0};
-	char head[512];
+	char head[1024];
 
 	memset(call, 0, sizeof *call);
 	address.sin_port = htons((uint16_t)fixture->port);
@@ -172,8 +179,8 @@ bool serve_call_open(struct serve_call *call, const struct serve_fixture *fixtur
 	if (call->fd < 0) return false;
 	setsockopt(call->fd, SOL_SOCKET, SO_RCVTIMEO, &limit, sizeof limit);
 	snprintf(head, sizeof head,
-	    "%s %s HTTP/1.1\r\nHost: test\r\nConnection: close\r\nContent-Length: %zu\r\n\r\n", method,
-	    path, body != NULL ? strlen(body) : 0);
+	    "%s %s HTTP/1.1\r\nHost: test\r\nConnection: close\r\n%sContent-Length: %zu\r\n\r\n",
+	    method, path, extra_headers, body != NULL ? strlen(body) : 0);
 	if (connect(call->fd, (struct sockaddr *)&address, sizeof address) == 0 &&
 	    send_all(call->fd, head, strlen(head)) &&
 	    (body == NULL || send_all(call->fd, body, strlen(body))))

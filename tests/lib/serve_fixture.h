@@ -45,6 +45,8 @@ bool serve_call_tokens(struct serve_call *call, uint32_t tokens);
 /* Read what has come; true when that was all of it. Does not wait. */
 bool serve_call_ended(struct serve_call *call);
 void serve_call_close(struct serve_call *call);
+/* Header lines, each with its end, of calls that are opened from now on; NULL: none. Borrowed. */
+void serve_extra_headers(const char *lines);
 /* Another limit than 60 s for what is read from calls that are opened from now on. */
 void serve_answer_limit(unsigned seconds);
 
