@@ -73,6 +73,26 @@ struct kn_backend_options {
 	uint64_t device_memory;         /* most bytes of a device to use; 0: what is free */
 };
 
+/* What the operations queued on one stream will not exceed, for scratch_bytes. */
+struct kn_bounds {
+	int matmul; /* there are any */
+	uint32_t heads, kv_heads, head_dim;
+	uint32_t decode_rows;                /* sequences of a decode step: jobs are rows × kv_heads */
+	uint32_t dense_rows;                 /* KV rows that a query attends to where all are kept */
+	uint32_t sparse_rows, sparse_spans;  /* the same of a selection, for each job */
+	uint32_t clusters;                   /* of a score or attention job */
+	uint32_t context_spans;              /* of prefill attention, for each KV head */
+	uint32_t index_jobs;                 /* of one call; 0: nothing is clustered */
+	uint32_t index_rows, index_clusters; /* of each of them */
+};
+
+/* A device's own memory, in bytes. Memory of the host (KN_SHARED, registered) is not in it. */
+struct kn_memory_use {
+	uint64_t limit;                     /* that may be taken in all; 0: unknown, or the host's */
+	uint64_t weights, buffers, scratch; /* taken now */
+	uint64_t most;                      /* most that these ever were together */
+};
+
 /* X(op, argument struct): the operation table, used for the struct and for the check at open. */
 #define KN_BACKEND_OPS(X)                                                                          \
 	X(matmul, kn_matmul_arguments)                                                                 \
@@ -148,6 +168,15 @@ struct kn_backend_ops {
 	    struct kn_weight **weight);
 	void (*weight_destroy)(struct kn_backend *backend, struct kn_weight *weight);
 	uint64_t (*weight_bytes)(const struct kn_weight *weight);
+
+	/* What there is and what is taken: all zeros where memory is the host's. */
+	struct kn_memory_use (*memory_use)(struct kn_backend *backend);
+	/* What a stream takes for itself, beyond buffers and weights, on which a matmul has max_rows
+	 * rows of max_columns columns (kn_backend_options) at most and other operations are within
+	 * `bounds`; and have it take that now, when nothing is queued: then none of them takes any. */
+	uint64_t (*scratch_bytes)(struct kn_backend *backend, const struct kn_bounds *bounds);
+	enum kv_status (*stream_reserve)(
+	    struct kn_backend *backend, struct kn_stream *stream, const struct kn_bounds *bounds);
 
 #define KN_OP_POINTER(op, arguments)                                                               \
 	enum kv_status (*op)(                                                                          \

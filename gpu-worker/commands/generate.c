@@ -93,16 +93,18 @@ enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_alloca
 	struct gw_worker worker;
 	struct gw_session *session = NULL;
 	struct gw_session_request request = {0};
-	int32_t *ids = NULL;
+	struct gw_worker_input input = {.text_file = s->prompt_file, .room = s->max_tokens};
 	enum kv_status status;
 
-	KV_TRY(gw_worker_open(s, allocator, NULL, &worker));
-	if (s->resume == NULL)
-		KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->prompt_file, &ids, &request.token_count),
-			done);
+	status = gw_worker_open(s, allocator, NULL, s->resume == NULL ? &input : NULL, &worker);
+	if (status != KV_OK) {
+		kv_free(allocator, input.ids);
+		return status;
+	}
 	request.sequence_id = s->sequence;
 	request.resume_id = s->resume;
-	request.tokens = ids;
+	request.tokens = input.ids;
+	request.token_count = input.count;
 	request.max_tokens = s->max_tokens;
 	request.sampling.temperature = (float)s->temperature;
 	request.sampling.top_k = s->top_k;
@@ -132,7 +134,7 @@ enum kv_status gw_command_generate(const struct gw_settings *s, struct kv_alloca
 	}
 done:
 	gw_session_close(session);
-	kv_free(allocator, ids);
+	kv_free(allocator, input.ids);
 	gw_worker_close(&worker);
 	return status;
 }

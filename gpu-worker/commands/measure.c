@@ -85,18 +85,21 @@ enum kv_status gw_command_perplexity(const struct gw_settings *s, struct kv_allo
 	struct gw_worker worker;
 	struct gw_sequence *sequence = NULL;
 	struct gw_sequence_request request = {0};
-	int32_t *ids = NULL;
+	struct gw_worker_input input = {
+		.text_file = s->file, .prompt = s->prefill, .room = s->decode};
 	float *logits = NULL;
-	uint32_t count = 0;
 	double nll = 0.0;
 	enum kv_status status;
 
-	KV_TRY(gw_worker_open(s, allocator, NULL, &worker));
-	KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->file, &ids, &count), done);
-	if (count < (uint64_t)s->prefill + s->decode + 1) {
+	status = gw_worker_open(s, allocator, NULL, &input, &worker);
+	if (status != KV_OK) {
+		kv_free(allocator, input.ids);
+		return status;
+	}
+	if (input.count < (uint64_t)s->prefill + s->decode + 1) {
 		status = kv_fail(KV_INVALID,
-			"the text has %u tokens; --prefill %u and --decode %u need %llu", count, s->prefill,
-			s->decode, (unsigned long long)s->prefill + s->decode + 1);
+			"the text has %u tokens; --prefill %u and --decode %u need %llu", input.count,
+			s->prefill, s->decode, (unsigned long long)s->prefill + s->decode + 1);
 		goto done;
 	}
 	logits = kv_alloc_array(allocator, gw_model_shape(worker.model)->vocabulary, sizeof *logits);
@@ -104,16 +107,16 @@ enum kv_status gw_command_perplexity(const struct gw_settings *s, struct kv_allo
 		status = KV_NO_MEMORY;
 		goto done;
 	}
-	request.tokens = ids;
+	request.tokens = input.ids;
 	request.token_count = s->prefill;
 	request.max_tokens = s->decode;
 	KV_TRY_GOTO(status, gw_sequence_open(worker.pipeline, &request, &sequence), done);
-	KV_TRY_GOTO(status, teach(s, &worker, sequence, ids, logits, &nll), done);
+	KV_TRY_GOTO(status, teach(s, &worker, sequence, input.ids, logits, &nll), done);
 	KV_TRY_GOTO(status, gw_check_logit(nll), done);
 	status = print_perplexity(s, &worker, sequence, nll);
 done:
 	gw_sequence_close(sequence, 0);
-	kv_free(allocator, ids);
+	kv_free(allocator, input.ids);
 	kv_free(allocator, logits);
 	gw_worker_close(&worker);
 	return status;
@@ -179,20 +182,23 @@ enum kv_status gw_command_logits(const struct gw_settings *s, struct kv_allocato
 	struct gw_worker worker;
 	struct gw_sequence *sequence = NULL;
 	struct gw_sequence_request request = {0};
-	int32_t *ids = NULL;
+	struct gw_worker_input input = {.text_file = s->prompt_file};
 	float *logits = NULL;
 	double mean_nll = 0.0;
 	enum kv_status status;
 
-	KV_TRY(gw_worker_open(s, allocator, "full", &worker));
-	KV_TRY_GOTO(status, gw_worker_prompt(&worker, s->prompt_file, &ids, &request.token_count),
-		done);
+	status = gw_worker_open(s, allocator, "full", &input, &worker);
+	if (status != KV_OK) {
+		kv_free(allocator, input.ids);
+		return status;
+	}
 	logits = kv_alloc_array(allocator, gw_model_shape(worker.model)->vocabulary, sizeof *logits);
 	if (logits == NULL) {
 		status = KV_NO_MEMORY;
 		goto done;
 	}
-	request.tokens = ids;
+	request.tokens = input.ids;
+	request.token_count = input.count;
 	KV_TRY_GOTO(status, gw_sequence_open(worker.pipeline, &request, &sequence), done);
 	KV_TRY_GOTO(status, run_prompt(s, &worker, sequence, logits,
 		request.token_count > 1 ? &mean_nll : NULL), done);
@@ -202,7 +208,7 @@ enum kv_status gw_command_logits(const struct gw_settings *s, struct kv_allocato
 	status = print_logits(s, &worker, logits, request.token_count, mean_nll);
 done:
 	gw_sequence_close(sequence, 0);
-	kv_free(allocator, ids);
+	kv_free(allocator, input.ids);
 	kv_free(allocator, logits);
 	gw_worker_close(&worker);
 	return status;

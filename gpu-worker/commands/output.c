@@ -12,10 +12,29 @@ enum kv_status gw_print_json(json_t *object)
 	return KV_OK;
 }
 
+/* What was planned, and what it came to. */
+static json_t *device_memory(const struct gw_worker *worker)
+{
+	const struct gw_memory_plan *plan = &worker->plan;
+	struct kn_memory_use use = worker->ops->memory_use(worker->backend);
+	json_t *made = json_pack("{s:I, s:i, s:i, s:{s:I, s:I, s:I, s:I}}", "limit_bytes",
+		(json_int_t)plan->limit, "sequences", (int)plan->sequences, "context", (int)plan->context,
+		"taken", "weights", (json_int_t)use.weights, "buffers", (json_int_t)use.buffers, "scratch",
+		(json_int_t)use.scratch, "peak", (json_int_t)use.most);
+	json_t *parts = json_object();
+
+	for (int i = 0; i < GW_MEMORY_PART_COUNT; i++)
+		json_object_set_new(parts, gw_memory_part_keys[i],
+			json_integer((json_int_t)plan->parts[i]));
+	json_object_set_new(made, "planned", parts);
+	return made;
+}
+
 void gw_report_model(json_t *report, const struct gw_worker *worker)
 {
 	json_object_set_new(report, "model", json_string(worker->model_name));
 	if (worker->synthetic) json_object_set_new(report, "weights", json_string("random"));
+	if (!worker->ops->unified) json_object_set_new(report, "device_memory", device_memory(worker));
 }
 
 static double number(const json_t *report, const char *name)

@@ -16,7 +16,8 @@ extern "C" {
  * standard output cannot be written. */
 enum kv_status gw_print_json(json_t *object);
 
-/* Say in a report which model it is of, and whether its weights are random. */
+/* Say in a report which model it is of, whether its weights are random, and how a device's memory
+ * is shared out. */
 void gw_report_model(json_t *report, const struct gw_worker *worker);
 
 /* A report for people: two or three lines. */

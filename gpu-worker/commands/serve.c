@@ -255,7 +255,7 @@ static enum kv_status open_server(struct serving *serving)
 	options.model.tokenizer = serving->worker.tokenizer;
 	options.model.chat_format = serving->worker.chat_format;
 	options.model.vocabulary = shape->vocabulary;
-	options.model.context = shape->context;
+	options.model.context = serving->worker.context;
 	options.store = serving->settings->store;
 	options.listen = serving->settings->listen;
 	options.listen_fd = serving->listen_fd;

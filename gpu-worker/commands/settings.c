@@ -81,7 +81,8 @@ static const struct kv_option options[] = {
 		"Folder of libclusterkv_cuda.so, an absolute path, instead of lib/clusterkv beside this "
 			"program.", WORKING),
 	OTHER(KV_OPTION_SIZE, "device-memory", device_memory, "0",
-		"Most memory of a GPU to use; 0: what is free when the worker starts.", WORKING, 0, 0),
+		"Most memory of a GPU to use; 0: what is free when the worker starts. It is shared out at "
+			"the start, and what does not fit is refused then.", WORKING, 0, 0),
 	WORD("precision", precision, "default", precision_words,
 		"fp32 keeps activations in float (slow, for tests) and implies --kv-type f32.", WORKING),
 	WORD("kv-type", kv_type, "auto", kv_type_words,
@@ -89,6 +90,9 @@ static const struct kv_option options[] = {
 	NUMBER("threads", threads, "0", "threads", "Compute threads; 0: one for each CPU.", WORKING, 0,
 		256),
 	WORD("cpu-level", cpu_level, "auto", level_words, "Highest CPU instructions to use.", WORKING),
+	NUMBER("context", context, "0", "tokens",
+		"Most tokens of a sequence, prompt and answer; 0: the model's context. On a GPU memory is "
+			"kept for --max-sequences of that length.", WORKING, 0, CONTEXT_LIMIT),
 	NUMBER("chunk", chunk, "512", "tokens", "Prompt tokens computed in one call.", WORKING, 1,
 		4096),
 
@@ -132,7 +136,8 @@ static const struct kv_option options[] = {
 	WORD("center", center, "on", switch_words, "Subtract the mean key before clustering.",
 		DECODING),
 	OTHER(KV_OPTION_SIZE, "cache", cache, "0",
-		"Cluster cache in bytes; 0: twice the budget for each of --max-batch sequences.", DECODING,
+		"Cluster cache in bytes; 0: twice the budget for each of --max-batch sequences, on a GPU "
+			"what is left of its memory, as far as it is of use.", DECODING,
 		0, 0),
 	CHECKED("cache-policy", cache_policy, "clock", "POLICY", gw_check_cache_policy,
 		"clock (by bytes), or recency:R (also drop what R steps did not use).", DECODING),

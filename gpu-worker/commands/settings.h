@@ -29,6 +29,7 @@ struct gw_settings {
 	uint64_t device_memory;
 	int precision, kv_type;          /* words: default fp32; auto f16 f32 */
 	uint32_t threads, chunk, max_batch;
+	uint32_t context;                /* most tokens of a sequence; 0: the model's */
 	int cpu_level;                   /* words: auto plain avx2 avx512 */
 	/* store */
 	const char *store, *store_secret, *transport, *name;

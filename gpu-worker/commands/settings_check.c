@@ -132,12 +132,25 @@ static enum kv_status check_remote(const struct gw_settings *s)
 	return KV_OK;
 }
 
+static enum kv_status check_device_options(const struct gw_settings *s)
+{
+	if (strcmp(s->backend, "cpu") != 0) return KV_OK;
+	if (s->device_memory > 0)
+		return kv_fail(KV_INVALID, "--device-memory %llu with --backend cpu: it is for a GPU's "
+			"memory; leave it out, or use --backend cuda", (unsigned long long)s->device_memory);
+	if (s->backend_path[0] != '\0')
+		return kv_fail(KV_INVALID, "--backend-path %s with --backend cpu: it is where the plug-in "
+			"for GPUs is; leave it out, or use --backend cuda", s->backend_path);
+	return KV_OK;
+}
+
 enum kv_status gw_settings_validate(const struct kv_command *command, const void *opaque)
 {
 	const struct gw_settings *s = opaque;
 	const struct gw_policy_ops *policy;
 	struct gw_policy_options options;
 
+	KV_TRY(check_device_options(s));
 	if (s->precision == 1 && s->kv_type == 1)
 		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 "
 			"key/values; leave --kv-type out");
@@ -190,7 +203,7 @@ enum kv_status gw_settings_look(const struct kv_command *command, const void *op
 	const struct gw_settings *s = opaque;
 	struct kv_trusted_network network;
 
-	KV_TRY(gw_worker_look(s, kv_heap(), (command->bit & GW_MODEL_COMMANDS) != 0));
+	KV_TRY(gw_worker_look(s, kv_heap(), command->bit));
 	KV_TRY(look_at_secret(s->store_secret));
 	if (s->trusted_network != NULL && *s->trusted_network != '\0')
 		KV_TRY(kv_trusted_network_find(s->trusted_network, &network));

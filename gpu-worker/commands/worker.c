@@ -40,7 +40,46 @@ static enum kv_status open_backend(struct gw_worker *worker, const struct gw_ggu
 	if (status == KV_UNSUPPORTED && s->cpu_level != KN_CPU_AUTO && strcmp(s->backend, "cuda") != 0)
 		return kv_fail_prefix(KV_USAGE, "--cpu-level");
 	KV_TRY(status);
+	if (worker->ops->unified && s->device_memory > 0)
+		return kv_fail(KV_USAGE, "--device-memory %llu on the %s backend, which has no memory of "
+			"its own: leave it out", (unsigned long long)s->device_memory, worker->ops->name);
 	return worker->ops->stream_create(worker->backend, KN_STREAM_COMPUTE, &worker->stream);
+}
+
+/* Before anything is taken. */
+static enum kv_status plan_memory(struct gw_worker *worker, const struct gw_gguf *file)
+{
+	const struct gw_settings *s = worker->settings;
+	struct gw_memory_request request = {.ops = worker->ops,
+		.backend = worker->backend,
+		.file = file,
+		.kv_type = worker->kv_type,
+		.policy = worker->policy,
+		.max_rows = larger(s->chunk, KN_MAX_DECODE_ROWS),
+		.chunk = s->chunk,
+		.max_batch = worker->max_batch,
+		.sequences = worker->sequences,
+		.context = worker->context,
+		.prompt = worker->prompt,
+		.cache_bytes = s->cache,
+		.limit_given = s->device_memory > 0};
+	char text[GW_MEMORY_TEXT];
+
+	if (worker->ops->unified) return KV_OK;
+	KV_TRY(gw_settings_recency(s->cache_policy, &request.cache_recency));
+	KV_TRY(gw_memory_plan_make(&request, &worker->plan));
+	kv_info("worker", "device memory in MiB, %.1f of %.1f, for %u sequence%s of %u tokens: %s",
+		(double)gw_memory_plan_sum(&worker->plan) / (1 << 20),
+		(double)worker->plan.limit / (1 << 20), worker->sequences,
+		worker->sequences == 1 ? "" : "s", worker->context,
+		gw_memory_plan_text(&worker->plan, text));
+	return KV_OK;
+}
+
+static enum kv_status reserve_scratch(struct gw_worker *worker)
+{
+	if (worker->ops->unified) return KV_OK;
+	return worker->ops->stream_reserve(worker->backend, worker->stream, &worker->plan.bounds);
 }
 
 static enum kv_status open_model(struct gw_worker *worker, const struct gw_gguf *file)
@@ -136,7 +175,9 @@ static enum kv_status open_pipeline(struct gw_worker *worker)
 	options.store = worker->store;
 	options.policy = worker->policy;
 	options.kv_type = worker->kv_type;
-	options.cache_bytes = s->cache;
+	options.cache_bytes = worker->ops->unified ? s->cache : worker->plan.parts[GW_MEMORY_CACHE];
+	options.context = worker->context;
+	options.reserve = !worker->ops->unified;
 	options.chunk = s->chunk;
 	options.max_batch = worker->max_batch;
 	options.audit = s->audit;
@@ -172,12 +213,17 @@ static enum kv_status check_policy(struct gw_worker *worker, const char *name)
 }
 
 /* Options that go with some models only. */
-static enum kv_status check_shape(const struct gw_worker *worker, const struct gw_gguf *file)
+static enum kv_status check_shape(struct gw_worker *worker, const struct gw_gguf *file)
 {
 	uint64_t cache = worker->settings->cache, page;
 	struct gw_model_shape shape;
 
 	KV_TRY(gw_model_read_shape(file, &shape));
+	if (worker->context > shape.context)
+		return kv_fail(KV_USAGE, "--context %u: the context of %s is %u", worker->context,
+			worker->settings->model, shape.context);
+	if (worker->context == 0) worker->context = shape.context;
+	worker->prompt = worker->context;
 	if (!worker->offloads) return KV_OK;
 	if (gw_policy_shape_check(&worker->policy, &shape) != KV_OK)
 		return kv_fail_prefix(KV_USAGE, "%s", worker->settings->model);
@@ -196,43 +242,91 @@ static void begin(struct gw_worker *worker, const struct gw_settings *settings,
 	worker->settings = settings;
 	worker->allocator = allocator;
 	worker->max_batch = settings->max_batch;
+	worker->sequences = settings->max_sequences;
+	worker->context = settings->context;
 	name_worker(worker, settings);
 	worker->synthetic = gw_is_synthetic(settings->model);
 	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
 }
 
+/* As short a sequence as a command runs: what that has no room for, none has. */
+static uint32_t shortest(const struct gw_settings *s, uint32_t command)
+{
+	return command == GW_GENERATE     ? s->max_tokens + 1
+	       : command == GW_PERPLEXITY ? s->prefill + s->decode
+	                                  : 1;
+}
+
+static void fit_one(struct gw_worker *worker, uint32_t prompt, uint64_t tokens)
+{
+	worker->max_batch = worker->sequences = 1;
+	if (tokens < worker->context) worker->context = (uint32_t)tokens;
+	worker->prompt = prompt < worker->context ? prompt : worker->context;
+}
+
+static enum kv_status look_at_device(struct gw_worker *worker, const struct gw_gguf *file,
+	uint32_t command)
+{
+	enum kv_status status;
+
+	if (strcmp(worker->settings->backend, "cpu") == 0) return KV_OK;
+	if (command != GW_SERVE) fit_one(worker, 1, shortest(worker->settings, command));
+	status = open_backend(worker, file);
+	return status == KV_OK ? plan_memory(worker, file) : status;
+}
+
 enum kv_status gw_worker_look(const struct gw_settings *settings, struct kv_allocator *allocator,
-	bool computes)
+	uint32_t command)
 {
 	struct gw_gguf *file = NULL;
 	struct gw_worker worker;
+	bool computes = (command & GW_MODEL_COMMANDS) != 0;
 	enum kv_status status;
 
 	begin(&worker, settings, allocator);
-	if (computes) KV_TRY(check_policy(&worker, NULL));
+	if (computes) KV_TRY(check_policy(&worker, command == GW_LOGITS ? "full" : NULL));
 	KV_TRY(gw_model_file_open(allocator, settings->model, &file));
 	status = computes ? check_shape(&worker, file) : KV_OK;
 	if (status == KV_OK) status = gw_load_tokenizer(file, allocator, &worker.tokenizer);
-	gw_tokenizer_destroy(worker.tokenizer);
+	if (status == KV_OK && computes) status = look_at_device(&worker, file, command);
 	gw_gguf_close(file);
+	gw_worker_close(&worker);
 	return status;
 }
 
-enum kv_status gw_worker_prepare(const struct gw_settings *settings,
-	struct kv_allocator *allocator, const char *policy, struct gw_worker *worker)
+/* Read the input of a command with one sequence, which is then no longer than that. */
+static enum kv_status take_input(struct gw_worker *worker, struct gw_worker_input *input)
 {
+	uint32_t prompt;
+
+	if (input == NULL) {
+		fit_one(worker, worker->prompt, worker->context);
+		return KV_OK;
+	}
+	KV_TRY(gw_worker_prompt(worker, input->text_file, &input->ids, &input->count));
+	prompt = input->prompt > 0 ? input->prompt : input->count;
+	fit_one(worker, prompt, (uint64_t)prompt + input->room);
+	return KV_OK;
+}
+
+static enum kv_status prepare(struct gw_worker *worker, const char *policy, bool one,
+	struct gw_worker_input *input)
+{
+	const struct gw_settings *settings = worker->settings;
 	struct gw_gguf *file = NULL;
 	enum kv_status status;
 
-	begin(worker, settings, allocator);
 	KV_TRY_GOTO(status, check_policy(worker, policy), done);
-	KV_TRY_GOTO(status, gw_model_file_open(allocator, settings->model, &file), done);
+	KV_TRY_GOTO(status, gw_model_file_open(worker->allocator, settings->model, &file), done);
 	if (worker->synthetic)
 		kv_warning("worker", "%s: the weights are random; answers mean nothing", settings->model);
 	KV_TRY_GOTO(status, check_shape(worker, file), done);
-	KV_TRY_GOTO(status, gw_load_tokenizer(file, allocator, &worker->tokenizer), done);
+	KV_TRY_GOTO(status, gw_load_tokenizer(file, worker->allocator, &worker->tokenizer), done);
 	KV_TRY_GOTO(status, gw_load_chat_format(file, &worker->chat_format), done);
+	if (one) KV_TRY_GOTO(status, take_input(worker, input), done);
 	KV_TRY_GOTO(status, open_backend(worker, file), done);
+	KV_TRY_GOTO(status, plan_memory(worker, file), done);
+	KV_TRY_GOTO(status, reserve_scratch(worker), done);
 	KV_TRY_GOTO(status, open_model(worker, file), done);
 	if (gw_tokenizer_vocabulary(worker->tokenizer) != gw_model_shape(worker->model)->vocabulary)
 		kv_debug("worker", "the tokenizer has %u tokens, the model %u",
@@ -241,6 +335,13 @@ done:
 	gw_gguf_close(file);
 	if (status != KV_OK) gw_worker_close(worker);
 	return status;
+}
+
+enum kv_status gw_worker_prepare(const struct gw_settings *settings,
+	struct kv_allocator *allocator, const char *policy, struct gw_worker *worker)
+{
+	begin(worker, settings, allocator);
+	return prepare(worker, policy, false, NULL);
 }
 
 void gw_worker_disconnect(struct gw_worker *worker)
@@ -261,12 +362,12 @@ enum kv_status gw_worker_connect(struct gw_worker *worker, uint64_t wait_ms)
 }
 
 enum kv_status gw_worker_open(const struct gw_settings *settings, struct kv_allocator *allocator,
-	const char *policy, struct gw_worker *worker)
+	const char *policy, struct gw_worker_input *input, struct gw_worker *worker)
 {
 	enum kv_status status;
 
-	KV_TRY(gw_worker_prepare(settings, allocator, policy, worker));
-	worker->max_batch = 1;
+	begin(worker, settings, allocator);
+	KV_TRY(prepare(worker, policy, true, input));
 	status = gw_worker_connect(worker, settings->store_wait_ms);
 	if (status != KV_OK) gw_worker_close(worker);
 	return status;

@@ -6,6 +6,8 @@
 
 #include "gpu-worker/model/arch.h"
 
+enum { WEIGHT_ALIGNMENT = 256 };
+
 struct gw_model {
 	struct kv_allocator *allocator;
 	const struct gw_architecture *architecture;
@@ -100,6 +102,29 @@ static enum kv_status build(
 	gw_loader_deinit(&loader);
 	model->context.inverse_frequency = model->inverse_frequency;
 	return status;
+}
+
+uint64_t gw_model_weight_bound(const struct gw_gguf *file)
+{
+	uint64_t count = gw_gguf_tensor_count(file), bytes = 0;
+	struct gw_gguf_tensor tensor;
+
+	for (uint64_t i = 0; i < count; i++) {
+		gw_gguf_tensor_at(file, i, &tensor);
+		/* Vectors become floats; matrices begin at a boundary. */
+		if (tensor.shape[1] > 1)
+			bytes += (tensor.bytes + WEIGHT_ALIGNMENT - 1) & ~(uint64_t)(WEIGHT_ALIGNMENT - 1);
+		else
+			bytes += tensor.shape[0] * sizeof(float);
+	}
+	return bytes + KN_MAX_HEAD_DIM / 2 * sizeof(float);
+}
+
+uint64_t gw_model_activation_bytes(const struct gw_model_shape *shape, uint32_t max_rows)
+{
+	uint64_t width = shape->hidden + (uint64_t)2 * shape->feed_forward;
+
+	return max_rows * (width * sizeof(float) + sizeof(int32_t));
 }
 
 enum kv_status gw_model_read_shape(const struct gw_gguf *file, struct gw_model_shape *shape)

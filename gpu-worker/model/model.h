@@ -33,6 +33,11 @@ struct gw_model_options {
  * largest of hidden, feed_forward and heads × head_dim) before a model is opened on it. */
 enum kv_status gw_model_read_shape(const struct gw_gguf *file, struct gw_model_shape *shape);
 
+/* What opening it takes of a backend's memory that is not the host's: the file's tensors, and
+ * activations of calls of up to max_rows rows. */
+uint64_t gw_model_weight_bound(const struct gw_gguf *file);
+uint64_t gw_model_activation_bytes(const struct gw_model_shape *shape, uint32_t max_rows);
+
 /* Build from an open file, which may be closed afterwards. KV_UNSUPPORTED names the architecture or
  * tensor type; KV_CORRUPT names a missing or misshapen tensor. */
 enum kv_status gw_model_open(const struct gw_gguf *file, const struct gw_model_options *options,

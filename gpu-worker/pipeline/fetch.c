@@ -61,22 +61,29 @@ static enum kv_status round_create(struct gw_pipeline *pipeline, uint32_t spans,
 	return create_buffers(pipeline, staging);
 }
 
-/* Spans of one row: sinks, window, and for each extent its pages, which may all lie apart. */
-static uint64_t spans_per_row(const struct gw_pipeline *pipeline, uint32_t clusters,
-	uint32_t tokens)
+/* Sinks, window, and for each extent its pages, which may all lie apart. */
+uint64_t gw_round_spans(uint32_t clusters, uint32_t tokens)
 {
-	return pipeline->shape->kv_heads *
-		((uint64_t)2 * clusters + tokens / GW_CACHE_PAGE_ROWS + 3);
+	return (uint64_t)2 * clusters + tokens / GW_CACHE_PAGE_ROWS + 3;
+}
+
+size_t gw_round_staging_bytes(const struct gw_model_shape *shape, size_t row_bytes,
+	uint32_t max_batch, uint32_t max_tokens)
+{
+	size_t row = (size_t)shape->kv_heads * max_tokens * row_bytes;
+
+	if (row * max_batch <= staging_limit) return row * max_batch;
+	return row > staging_limit ? row : staging_limit;
 }
 
 enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clusters,
 	uint32_t max_tokens)
 {
 	struct gw_round *round = &pipeline->round;
-	uint64_t spans = spans_per_row(pipeline, max_clusters, max_tokens) *
+	uint64_t spans = gw_round_spans(max_clusters, max_tokens) * pipeline->shape->kv_heads *
 		pipeline->options.max_batch;
-	size_t row = (size_t)pipeline->shape->kv_heads * max_tokens * pipeline->row_bytes;
-	size_t staging = row * pipeline->options.max_batch;
+	size_t staging = gw_round_staging_bytes(pipeline->shape, pipeline->row_bytes,
+		pipeline->options.max_batch, max_tokens);
 	struct gw_round old, made;
 	enum kv_status status;
 
@@ -84,7 +91,6 @@ enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clust
 		return kv_fail(KV_LIMIT, "attention to %u clusters by %u sequences at once is too much; "
 			"raise --cluster-tokens or lower --max-batch", max_clusters,
 			pipeline->options.max_batch);
-	if (staging > staging_limit) staging = row > staging_limit ? row : staging_limit;
 	if (pipeline->cache == NULL) staging = 0;
 	/* It only grows: sequences that were opened before count on what is there. */
 	if (spans < round->span_capacity) spans = round->span_capacity;

@@ -4,18 +4,15 @@
 #include "common/base/clock.h"
 #include "gpu-worker/pipeline/step.h"
 
-/* Units that are begun together, at most; fewer where staging memory ends first. */
-enum { MAX_UNITS = 32 };
-
 struct offload {
 	struct gw_sequence *sequence;
 	struct gw_pipeline *pipeline;
 	const struct gw_source_rows *source;
 	uint32_t layer;
-	struct gw_unit units[MAX_UNITS];
-	uint8_t *memory[MAX_UNITS]; /* of the host, to be written */
-	uint8_t *metadata[MAX_UNITS]; /* unless unified: backend memory laid out as head blocks are, up
-	                               * to the positions */
+	struct gw_unit units[GW_OFFLOAD_UNITS];
+	uint8_t *memory[GW_OFFLOAD_UNITS]; /* of the host, to be written */
+	/* Unless unified: backend memory laid out as head blocks are, up to the positions. */
+	uint8_t *metadata[GW_OFFLOAD_UNITS];
 	size_t metadata_used;
 	struct kn_index_job *jobs;  /* [count × kv_heads] */
 	uint32_t *order;            /* [kv_heads][tokens of the source] */
@@ -36,12 +33,26 @@ static uint32_t larger(uint32_t a, uint32_t b)
 }
 
 /* Metadata of as many units as are begun together, of `tokens` tokens in all. */
-static size_t metadata_bound(const struct gw_pipeline *pipeline, uint32_t tokens)
+static size_t metadata_bound(const struct gw_model_shape *shape,
+	const struct gw_policy_options *policy, uint32_t tokens)
 {
-	size_t clusters = tokens / pipeline->options.policy.cluster_tokens + MAX_UNITS;
-	size_t cluster_bytes = 4 * (size_t)pipeline->shape->head_dim + 4;
+	size_t clusters = tokens / policy->cluster_tokens + GW_OFFLOAD_UNITS;
+	size_t cluster_bytes = 4 * (size_t)shape->head_dim + 4;
 
-	return pipeline->shape->kv_heads * (clusters * cluster_bytes + (size_t)3 * 64 * MAX_UNITS);
+	return shape->kv_heads * (clusters * cluster_bytes + (size_t)3 * 64 * GW_OFFLOAD_UNITS);
+}
+
+uint32_t gw_offload_row_bound(const struct gw_policy_options *policy, uint32_t tokens)
+{
+	uint32_t rows = larger(policy->segment, larger(policy->window, policy->fold));
+
+	return rows < tokens ? rows : tokens;
+}
+
+size_t gw_offload_device_bytes(const struct gw_model_shape *shape,
+	const struct gw_policy_options *policy, size_t row_bytes, uint32_t tokens)
+{
+	return metadata_bound(shape, policy, tokens) + gw_offload_row_bound(policy, tokens) * row_bytes;
 }
 
 /* What units are made in before the host has them. */
@@ -49,12 +60,11 @@ static enum kv_status reserve_unit_memory(struct gw_pipeline *pipeline, uint32_t
 {
 	const struct gw_policy_options *policy = &pipeline->options.policy;
 	struct gw_offload_scratch *scratch = &pipeline->offload;
-	size_t metadata_bytes = metadata_bound(pipeline, tokens);
-	uint32_t row_room = larger(policy->segment, larger(policy->window, policy->fold));
+	size_t metadata_bytes = metadata_bound(pipeline->shape, policy, tokens);
+	uint32_t row_room = gw_offload_row_bound(policy, tokens);
 	void *metadata = NULL, *rows = NULL;
 	enum kv_status status;
 
-	if (row_room > tokens) row_room = tokens;
 	KV_TRY(kn_device_alloc(&pipeline->device, KN_DEVICE, metadata_bytes, &metadata));
 	status = kn_device_alloc(&pipeline->device, KN_DEVICE, row_room * pipeline->row_bytes, &rows);
 	if (status != KV_OK) {
@@ -79,7 +89,7 @@ enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens)
 
 	if (scratch->jobs == NULL)
 		scratch->jobs =
-			kv_alloc_array(allocator, (size_t)MAX_UNITS * kv_heads, sizeof *scratch->jobs);
+			kv_alloc_array(allocator, (size_t)GW_OFFLOAD_UNITS * kv_heads, sizeof *scratch->jobs);
 	if (scratch->jobs == NULL) return KV_NO_MEMORY;
 	if (tokens <= scratch->tokens) return KV_OK;
 	if (!pipeline->device.ops->unified) KV_TRY(reserve_unit_memory(pipeline, tokens));
@@ -304,7 +314,7 @@ static enum kv_status offload_layer(struct gw_sequence *sequence, uint32_t layer
 	o.jobs = scratch->jobs;
 	o.order = scratch->order;
 	for (uint32_t i = 0; i < count; i += done) {
-		uint32_t most = count - i < MAX_UNITS ? count - i : (uint32_t)MAX_UNITS;
+		uint32_t most = count - i < GW_OFFLOAD_UNITS ? count - i : (uint32_t)GW_OFFLOAD_UNITS;
 
 		KV_TRY(offload_group(&o, segments + i, most, list_base + i, place, &done));
 	}

@@ -57,34 +57,39 @@ static void digest_policy(struct gw_pipeline *pipeline)
 	crypto_generichash_final(&state, pipeline->policy_digest, sizeof pipeline->policy_digest);
 }
 
-/* What the selections of one step take, all layers and sequences. */
-static uint64_t selected_bytes(const struct gw_pipeline *pipeline, uint32_t clustered)
+uint64_t gw_selected_bytes(const struct gw_model_shape *shape,
+	const struct gw_policy_options *policy, size_t row_bytes, uint32_t sequences)
 {
-	const struct gw_pipeline_options *o = &pipeline->options;
-	uint32_t budget = o->policy.budget < pipeline->shape->context ? o->policy.budget
-	                                                               : pipeline->shape->context;
+	uint32_t tokens = policy->budget < shape->context ? policy->budget : shape->context;
 
-	return (uint64_t)budget * pipeline->row_bytes * pipeline->shape->kv_heads * clustered *
-		o->max_batch;
+	return (uint64_t)tokens * row_bytes * shape->kv_heads * sequences;
+}
+
+uint32_t gw_clustered_layers(const struct gw_model_shape *shape, const struct gw_policy_ops *policy,
+	const struct gw_policy_options *options)
+{
+	uint32_t clustered = 0;
+
+	for (uint32_t layer = 0; layer < shape->layers; layer++)
+		clustered += policy->layer(options, layer)->clustered ? 1u : 0u;
+	return clustered;
 }
 
 static enum kv_status create_cache(struct gw_pipeline *pipeline)
 {
 	const struct gw_pipeline_options *o = &pipeline->options;
+	uint32_t clustered = gw_clustered_layers(pipeline->shape, pipeline->policy, &o->policy);
+	uint64_t selected = clustered * gw_selected_bytes(pipeline->shape, &o->policy,
+		pipeline->row_bytes, o->max_batch);
 	struct gw_cache_options cache = {0};
-	uint32_t clustered = 0;
 
-	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
-		clustered += pipeline->policy->layer(&o->policy, layer)->clustered ? 1u : 0u;
 	if (clustered == 0) return KV_OK;
 	cache.allocator = o->allocator;
 	cache.device = pipeline->device;
 	cache.row_bytes = pipeline->row_bytes;
 	cache.recency = o->cache_recency;
-	cache.warm_bytes = selected_bytes(pipeline, clustered);
-	if (cache.warm_bytes > warm_limit) cache.warm_bytes = warm_limit;
-	cache.capacity_bytes =
-		o->cache_bytes > 0 ? o->cache_bytes : 2 * selected_bytes(pipeline, clustered);
+	cache.warm_bytes = selected < warm_limit ? selected : warm_limit;
+	cache.capacity_bytes = o->cache_bytes > 0 ? o->cache_bytes : 2 * selected;
 	/* Twice a tiny budget can be less than what a cache is made of. */
 	if (o->cache_bytes == 0 && cache.capacity_bytes < GW_CACHE_PAGE_ROWS * pipeline->row_bytes)
 		cache.capacity_bytes = GW_CACHE_PAGE_ROWS * pipeline->row_bytes;
@@ -174,6 +179,16 @@ static enum kv_status check_options(const struct gw_pipeline_options *o,
 	return KV_OK;
 }
 
+/* For the longest sequence that there can be. */
+static enum kv_status reserve(struct gw_pipeline *pipeline)
+{
+	const struct gw_policy_options *policy = &pipeline->options.policy;
+	uint32_t tokens = pipeline->options.context;
+	uint32_t segments = gw_segment_bound(tokens, tokens, policy);
+
+	return gw_step_reserve(pipeline, tokens, gw_cluster_bound(tokens, segments, policy));
+}
+
 enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	struct gw_pipeline **pipeline)
 {
@@ -189,6 +204,8 @@ enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	made->policy = policy;
 	policy->adjust(&made->options.policy);
 	made->shape = gw_model_shape(options->model);
+	if (options->context == 0 || options->context > made->shape->context)
+		made->options.context = made->shape->context;
 	made->row_bytes = kn_kv_row_bytes(options->kv_type, made->shape->head_dim);
 	gw_pipeline_layout(made->shape, &made->options.policy, options->kv_type, &made->layout);
 	KV_TRY_GOTO(status, check_options(&made->options, policy), fail);
@@ -197,6 +214,7 @@ enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	KV_TRY_GOTO(status, create_cache(made), fail);
 	KV_TRY_GOTO(status, create_rows(made), fail);
 	KV_TRY_GOTO(status, open_audit(made), fail);
+	if (options->reserve) KV_TRY_GOTO(status, reserve(made), fail);
 	if (options->store != NULL) made->generation = kvc_generation(options->store);
 	*pipeline = made;
 	return KV_OK;

@@ -36,6 +36,8 @@ struct gw_pipeline_options {
 	uint32_t cache_recency;            /* R of `recency:R`, 0: CLOCK by bytes */
 	uint32_t chunk;                    /* prefill rows in one call; ≤ the model's max_rows */
 	uint32_t max_batch;                /* sequences of one decode call, ≤ KN_MAX_DECODE_ROWS */
+	uint32_t context;                  /* most tokens of a sequence; 0: the model's context */
+	int reserve;                       /* take what steps need at once, not as sequences open */
 	int audit;                         /* also compute what full attention would have seen */
 	int estimate_misses;               /* what a fetch does not bring is estimated */
 };

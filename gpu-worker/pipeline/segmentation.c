@@ -7,6 +7,18 @@ uint32_t gw_segmentation_bound(uint32_t tokens, const struct gw_policy_options *
 	return tokens / policy->segment + 2;
 }
 
+uint32_t gw_segment_bound(uint32_t prompt_tokens, uint32_t tokens,
+	const struct gw_policy_options *policy)
+{
+	return gw_segmentation_bound(prompt_tokens, policy) + tokens / policy->fold + 2;
+}
+
+uint32_t gw_cluster_bound(uint32_t tokens, uint32_t segments,
+	const struct gw_policy_options *policy)
+{
+	return tokens / policy->cluster_tokens + segments;
+}
+
 /* Multiples of the segment length below tokens - window, a shorter rest up to there, then the
  * tail of window tokens, unclustered. */
 uint32_t gw_segmentation(uint32_t tokens, const struct gw_policy_options *policy,

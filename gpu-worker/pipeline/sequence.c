@@ -20,9 +20,8 @@ const char *gw_sequence_failure(const struct gw_sequence *sequence)
 /* Most clusters that a head of a clustered layer can come to have. */
 static uint32_t cluster_bound(const struct gw_sequence *sequence)
 {
-	const struct gw_policy_options *policy = &sequence->pipeline->options.policy;
-
-	return sequence->token_capacity / policy->cluster_tokens + sequence->segment_capacity;
+	return gw_cluster_bound(sequence->token_capacity, sequence->segment_capacity,
+		&sequence->pipeline->options.policy);
 }
 
 static enum kv_status create_index(struct gw_sequence *sequence, struct gw_layer_state *state)
@@ -91,13 +90,10 @@ static enum kv_status create_layers(struct gw_sequence *sequence)
 }
 
 /* The pipeline's own memory follows the longest sequence. */
-static enum kv_status reserve_step(struct gw_sequence *sequence)
+enum kv_status gw_step_reserve(struct gw_pipeline *pipeline, uint32_t tokens, uint32_t clusters)
 {
-	struct gw_pipeline *pipeline = sequence->pipeline;
 	const struct gw_pipeline_options *o = &pipeline->options;
-	uint32_t clusters = cluster_bound(sequence);
-	uint32_t tokens = o->policy.budget < sequence->token_capacity ? o->policy.budget
-	                                                               : sequence->token_capacity;
+	uint32_t selected = o->policy.budget < tokens ? o->policy.budget : tokens;
 
 	if (pipeline->cache != NULL &&
 		(pipeline->select_scratch == NULL || clusters > pipeline->max_clusters)) {
@@ -109,9 +105,9 @@ static enum kv_status reserve_step(struct gw_sequence *sequence)
 		pipeline->select_scratch = scratch;
 		pipeline->max_clusters = clusters;
 	}
-	if (pipeline->policy->offloads)
-		KV_TRY(gw_offload_reserve(pipeline, sequence->token_capacity));
-	return gw_round_reserve(pipeline, pipeline->cache != NULL ? pipeline->max_clusters : 0, tokens);
+	if (pipeline->policy->offloads) KV_TRY(gw_offload_reserve(pipeline, tokens));
+	return gw_round_reserve(pipeline, pipeline->cache != NULL ? pipeline->max_clusters : 0,
+		selected);
 }
 
 static enum kv_status create(struct gw_pipeline *pipeline, uint32_t prompt_tokens,
@@ -123,25 +119,25 @@ static enum kv_status create(struct gw_pipeline *pipeline, uint32_t prompt_token
 
 	if (prompt_tokens == 0)
 		return kv_fail(KV_INVALID, "the prompt is empty; give at least one token");
-	if (capacity > pipeline->shape->context)
+	if (capacity > o->context)
 		return kv_fail(KV_LIMIT,
-			"prompt of %u tokens and %u to generate need %llu, the model's context is %u; "
+			"prompt of %u tokens and %u to generate need %llu, the %s context is %u; "
 			"shorten the prompt or lower the number of tokens to generate",
-			prompt_tokens, max_tokens, (unsigned long long)capacity, pipeline->shape->context);
+			prompt_tokens, max_tokens, (unsigned long long)capacity,
+			o->context < pipeline->shape->context ? "worker's" : "model's", o->context);
 	made = kv_alloc_zero(o->allocator, sizeof *made);
 	if (made == NULL) return KV_NO_MEMORY;
 	*sequence = made;
 	made->pipeline = pipeline;
 	made->prompt_tokens = prompt_tokens;
 	made->token_capacity = (uint32_t)capacity;
-	made->segment_capacity = gw_segmentation_bound(prompt_tokens, &o->policy) +
-		made->token_capacity / o->policy.fold + 2;
+	made->segment_capacity = gw_segment_bound(prompt_tokens, made->token_capacity, &o->policy);
 	made->tokens = kv_alloc_array(o->allocator, made->token_capacity, sizeof *made->tokens);
 	made->units = kv_alloc_array(o->allocator, made->segment_capacity, sizeof *made->units);
 	made->cuts = kv_alloc_array(o->allocator, made->segment_capacity, sizeof *made->cuts);
 	if (!made->tokens || !made->units || !made->cuts) return KV_NO_MEMORY;
 	KV_TRY(create_layers(made));
-	return reserve_step(made);
+	return gw_step_reserve(pipeline, made->token_capacity, cluster_bound(made));
 }
 
 static enum kv_status check_tokens(const struct gw_pipeline *pipeline, const int32_t *tokens,

@@ -114,10 +114,23 @@ static inline void gw_pipeline_settle(const struct gw_pipeline *pipeline)
 	(void)kn_device_wait(&pipeline->device);
 }
 
+/* pipeline.c: what the selections of one step take in one layer. */
+uint64_t gw_selected_bytes(const struct gw_model_shape *shape,
+	const struct gw_policy_options *policy, size_t row_bytes, uint32_t sequences);
+/* Layers whose rows leave the worker. */
+uint32_t gw_clustered_layers(const struct gw_model_shape *shape, const struct gw_policy_ops *policy,
+	const struct gw_policy_options *options);
+
 /* segmentation.c */
 uint32_t gw_segmentation(uint32_t tokens, const struct gw_policy_options *policy,
 	struct kvc_cut *cuts, uint32_t capacity);
 uint32_t gw_segmentation_bound(uint32_t tokens, const struct gw_policy_options *policy);
+/* Most segments that a sequence of `tokens` tokens, prompt_tokens of them its prompt, comes to
+ * have, and most clusters of a head in so many segments. */
+uint32_t gw_segment_bound(uint32_t prompt_tokens, uint32_t tokens,
+	const struct gw_policy_options *policy);
+uint32_t gw_cluster_bound(uint32_t tokens, uint32_t segments,
+	const struct gw_policy_options *policy);
 
 /* unit.c */
 enum kv_status gw_unit_describe(const struct gw_pipeline *pipeline,
@@ -150,6 +163,13 @@ struct gw_source_rows {
 };
 /* offload.c: have memory to index runs of up to `tokens` tokens. */
 enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens);
+/* What that takes of a device's memory where it is not the host's. */
+size_t gw_offload_device_bytes(const struct gw_model_shape *shape,
+	const struct gw_policy_options *policy, size_t row_bytes, uint32_t tokens);
+/* Rows of one head of the largest unit. */
+uint32_t gw_offload_row_bound(const struct gw_policy_options *policy, uint32_t tokens);
+/* Units that are begun together, at most; fewer where staging memory ends first. */
+enum { GW_OFFLOAD_UNITS = 32 };
 void gw_offload_destroy(struct gw_pipeline *pipeline);
 /* Index (if clustered) and write one layer of reserved segments, which will be list entries from
  * list_base on. `place`: also put what decoding needs (a prompt's segments); else only clusters
@@ -185,6 +205,11 @@ void gw_attach_prompt_only(struct gw_sequence *sequence);
 enum kv_status gw_round_reserve(struct gw_pipeline *pipeline, uint32_t max_clusters,
 	uint32_t max_tokens);
 void gw_round_destroy(struct gw_pipeline *pipeline);
+/* Staging memory for selections of up to max_tokens tokens. */
+size_t gw_round_staging_bytes(const struct gw_model_shape *shape, size_t row_bytes,
+	uint32_t max_batch, uint32_t max_tokens);
+/* Spans of one KV head, with so many clusters of so many tokens selected. */
+uint64_t gw_round_spans(uint32_t clusters, uint32_t tokens);
 void gw_round_begin(struct gw_pipeline *pipeline);
 int gw_round_has_room(const struct gw_pipeline *pipeline, const struct gw_selection *selections);
 enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence,
@@ -203,6 +228,8 @@ enum kv_status gw_attend_batch(struct gw_pipeline *pipeline, struct gw_sequence 
 	uint32_t count, uint32_t layer);
 
 /* sequence.c */
+/* Have what steps with sequences of up to `tokens` tokens and `clusters` clusters need. */
+enum kv_status gw_step_reserve(struct gw_pipeline *pipeline, uint32_t tokens, uint32_t clusters);
 void gw_sequence_fail(struct gw_sequence *sequence, enum kv_status status);
 
 /* fold.c */

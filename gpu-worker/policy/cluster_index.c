@@ -9,6 +9,13 @@ static size_t step(size_t bytes)
 	return (bytes + 63) & ~(size_t)63;
 }
 
+size_t gw_cluster_index_bytes(uint32_t kv_heads, uint32_t head_dim, uint32_t capacity)
+{
+	size_t slots = (size_t)kv_heads * capacity;
+
+	return 2 * (step(slots * sizeof(uint16_t) * head_dim) + step(slots * sizeof(uint32_t)));
+}
+
 static enum kv_status take_device_memory(struct gw_cluster_index *index)
 {
 	size_t slots = (size_t)index->kv_heads * index->capacity;
@@ -17,7 +24,8 @@ static enum kv_status take_device_memory(struct gw_cluster_index *index)
 	void *memory = NULL;
 	uint8_t *at;
 
-	KV_TRY(kn_device_alloc(&index->device, KN_DEVICE, 2 * (matrix + column), &memory));
+	KV_TRY(kn_device_alloc(&index->device, KN_DEVICE,
+		gw_cluster_index_bytes(index->kv_heads, index->head_dim, index->capacity), &memory));
 	at = memory;
 	index->centroids = (uint16_t *)memory;
 	index->value_means = (uint16_t *)(void *)(at + matrix);

@@ -47,6 +47,8 @@ struct gw_unit_metadata {
 enum kv_status gw_cluster_index_create(struct kv_allocator *allocator,
 	const struct kn_device *device, uint32_t kv_heads, uint32_t head_dim, uint32_t capacity,
 	uint32_t segment_capacity, struct gw_cluster_index **index);
+/* What one takes of a device's memory. */
+size_t gw_cluster_index_bytes(uint32_t kv_heads, uint32_t head_dim, uint32_t capacity);
 void gw_cluster_index_destroy(struct gw_cluster_index *index);
 
 /* Attach list entry `segment`: the next one, or one that is attached (it is replaced by another

@@ -25,6 +25,14 @@ static size_t step(size_t bytes)
 	return (bytes + 63) & ~(size_t)63;
 }
 
+size_t gw_select_scratch_bytes(uint32_t max_rows, const struct gw_model_shape *shape,
+	uint32_t max_clusters)
+{
+	size_t cells = (size_t)max_rows * shape->kv_heads * max_clusters;
+
+	return step(cells * sizeof(uint32_t)) * (gw_shape_group(shape) + 3);
+}
+
 static enum kv_status take_backend_memory(struct gw_select_scratch *scratch)
 {
 	size_t cells = (size_t)scratch->jobs * scratch->clusters;

@@ -54,6 +54,9 @@ enum kv_status gw_select_scratch_create(struct kv_allocator *allocator,
 	const struct kn_device *device, uint32_t max_rows, const struct gw_model_shape *shape,
 	uint32_t max_clusters, struct gw_select_scratch **scratch);
 void gw_select_scratch_destroy(struct gw_select_scratch *scratch);
+/* What it takes of a device's memory. */
+size_t gw_select_scratch_bytes(uint32_t max_rows, const struct gw_model_shape *shape,
+	uint32_t max_clusters);
 
 struct gw_policy_context {
 	const struct gw_policy_options *options;

@@ -222,6 +222,30 @@ static enum kv_status cpu_step_begin(
 	return KV_OK;
 }
 
+static struct kn_memory_use cpu_memory_use(struct kn_backend *backend)
+{
+	const struct kn_memory_use none = {0};
+
+	(void)backend;
+	return none;
+}
+
+static uint64_t cpu_scratch_bytes(struct kn_backend *backend, const struct kn_bounds *bounds)
+{
+	(void)backend;
+	(void)bounds;
+	return 0;
+}
+
+static enum kv_status cpu_stream_reserve(
+    struct kn_backend *backend, struct kn_stream *stream, const struct kn_bounds *bounds)
+{
+	(void)backend;
+	(void)stream;
+	(void)bounds;
+	return KV_OK;
+}
+
 const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
     .unified = 1,
     .name = "cpu",
@@ -244,6 +268,9 @@ const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
     .weight_pack = kn_cpu_weight_pack,
     .weight_destroy = kn_cpu_weight_destroy,
     .weight_bytes = kn_cpu_weight_bytes,
+    .memory_use = cpu_memory_use,
+    .scratch_bytes = cpu_scratch_bytes,
+    .stream_reserve = cpu_stream_reserve,
 #define OP_ENTRY(op, arguments) .op = kn_cpu_##op,
     KN_BACKEND_OPS(OP_ENTRY)
 #undef OP_ENTRY

@@ -178,6 +178,9 @@ static const struct kn_backend_ops cuda_ops = {.abi = KN_BACKEND_ABI,
     .weight_pack = kn_cuda_weight_pack,
     .weight_destroy = kn_cuda_weight_destroy,
     .weight_bytes = kn_cuda_weight_bytes,
+    .memory_use = kn_cuda_memory_use,
+    .scratch_bytes = kn_cuda_scratch_bytes,
+    .stream_reserve = kn_cuda_stream_reserve,
 #define CUDA_ENTRY(op, arguments) .op = kn_cuda_op_##op,
     KN_BACKEND_OPS(CUDA_ENTRY)
 #undef CUDA_ENTRY

@@ -2,8 +2,8 @@
  *
  * backend_cuda.c opens a device and has the table; memory_cuda.c buffers and transfers;
  * stream_cuda.c streams, descriptors and scratch memory; ops_cuda.c operations; weight_cuda.c
- * packed weights. Used by one thread at a time; the device is the process's first
- * (CUDA_VISIBLE_DEVICES).
+ * packed weights; bounds_cuda.c what all of them take. Used by one thread at a time; the device is
+ * the process's first (CUDA_VISIBLE_DEVICES).
  */
 #ifndef KN_CUDA_BACKEND_CUDA_H
 #define KN_CUDA_BACKEND_CUDA_H
@@ -24,6 +24,9 @@ enum kn_cuda_use { KN_CUDA_WEIGHTS, KN_CUDA_BUFFERS, KN_CUDA_SCRATCH, KN_CUDA_US
 /* Memory for cuBLAS to work in, of each stream. */
 enum { KN_CUDA_WORKSPACE_BYTES = 32 << 20 };
 
+/* Of one round of index jobs; more jobs are done in several. */
+enum { KN_CUDA_INDEX_SCRATCH_BYTES = 256 << 20 };
+
 /* A buffer, or host memory that was registered in pieces. */
 struct kn_cuda_block {
 	void *memory;
@@ -38,6 +41,7 @@ struct kn_backend {
 	cublasHandle_t cublas;
 	uint64_t limit;              /* bytes of device memory to use */
 	uint64_t used[KN_CUDA_USES]; /* of it */
+	uint64_t most_used;          /* of all uses together, ever */
 	struct kn_cuda_block *blocks;
 	uint32_t max_rows, max_columns;        /* of a matmul that goes to cuBLAS */
 	int lowest_priority, highest_priority; /* of streams */
@@ -47,7 +51,7 @@ struct kn_backend {
 
 /* Pinned memory that descriptors are written to, and where they are copied to on the device: parts
  * are used in turn, each only when the copies out of it that were queued before are done. */
-enum { KN_CUDA_RING_PARTS = 8 };
+enum { KN_CUDA_RING_PARTS = 8, KN_CUDA_FIRST_PART_BYTES = 64 << 10 };
 struct kn_cuda_ring {
 	uint8_t *host, *device;
 	size_t part_bytes, used; /* used: of the current part */
@@ -111,6 +115,13 @@ enum kv_status kn_cuda_download(struct kn_backend *backend, struct kn_stream *st
 enum kv_status kn_cuda_fill(struct kn_backend *backend, struct kn_stream *stream, void *device,
     uint8_t value, size_t bytes);
 
+/* ---- bounds_cuda.c ---- */
+
+struct kn_memory_use kn_cuda_memory_use(struct kn_backend *backend);
+uint64_t kn_cuda_scratch_bytes(struct kn_backend *backend, const struct kn_bounds *bounds);
+enum kv_status kn_cuda_stream_reserve(
+    struct kn_backend *backend, struct kn_stream *stream, const struct kn_bounds *bounds);
+
 /* ---- stream_cuda.c ---- */
 
 enum kv_status kn_cuda_stream_create(
@@ -128,6 +139,8 @@ struct kn_cuda_descriptors {
 };
 enum kv_status kn_cuda_describe(
     struct kn_stream *stream, size_t bytes, struct kn_cuda_descriptors *descriptors);
+/* Parts of at least so many bytes. Nothing may be queued that reads the ring. */
+enum kv_status kn_cuda_reserve_ring(struct kn_stream *stream, size_t part_bytes);
 /* Queue their copy on `target`, the stream's own. */
 enum kv_status kn_cuda_send(
     struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors, cudaStream_t target);

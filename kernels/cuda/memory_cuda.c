@@ -23,6 +23,7 @@ enum kv_status kn_cuda_take(
 		    (unsigned long long)used[KN_CUDA_BUFFERS], (unsigned long long)used[KN_CUDA_SCRATCH]);
 	KV_TRY(status);
 	backend->used[use] += bytes;
+	if (sum + bytes > backend->most_used) backend->most_used = sum + bytes;
 	*memory = taken;
 	return KV_OK;
 }

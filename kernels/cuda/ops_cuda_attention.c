@@ -5,9 +5,6 @@
 #include "kernels/cuda/launch_attention.h"
 #include "kernels/cuda/launch_clusters.h"
 
-/* Scratch memory of one round of index jobs; more jobs are done in several. */
-static const size_t index_scratch = (size_t)256 << 20;
-
 /* Of a gather over the bus: enough for extents of different lengths to even out. */
 static const uint32_t gather_blocks = 64;
 
@@ -351,7 +348,7 @@ static uint32_t index_round(
 		more.jobs = count + 1;
 		if (job->n > more.rows) more.rows = job->n;
 		if (job->clusters > more.clusters) more.clusters = job->clusters;
-		if (count > 0 && kn_cuda_index_scratch_bytes(&more) > index_scratch) break;
+		if (count > 0 && kn_cuda_index_scratch_bytes(&more) > KN_CUDA_INDEX_SCRATCH_BYTES) break;
 		*bounds = more;
 		count++;
 	}

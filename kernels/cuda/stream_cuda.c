@@ -4,7 +4,7 @@
 
 #include "kernels/cuda/backend_cuda.h"
 
-enum { FIRST_PART_BYTES = 64 << 10, STEP = 64 };
+enum { STEP = 64 };
 
 static size_t aligned(size_t bytes)
 {
@@ -96,7 +96,7 @@ enum kv_status kn_cuda_stream_create(
 	        "creating a stream"),
 	    fail);
 	KV_TRY_GOTO(status, create_events(made), fail);
-	KV_TRY_GOTO(status, create_ring(made, FIRST_PART_BYTES), fail);
+	KV_TRY_GOTO(status, create_ring(made, KN_CUDA_FIRST_PART_BYTES), fail);
 	/* Now, as it is known how much: not when the first prompt comes. */
 	if (priority == KN_STREAM_COMPUTE)
 		KV_TRY_GOTO(status, kn_cuda_reserve(made, &made->workspace, KN_CUDA_WORKSPACE_BYTES), fail);
@@ -160,11 +160,17 @@ static enum kv_status next_part(struct kn_stream *stream)
  * as much. */
 static enum kv_status grow_ring(struct kn_stream *stream, size_t bytes)
 {
+	KV_TRY(kn_cuda_stream_wait(stream->backend, stream));
+	return kn_cuda_reserve_ring(stream, bytes);
+}
+
+enum kv_status kn_cuda_reserve_ring(struct kn_stream *stream, size_t part_bytes)
+{
 	size_t part = stream->ring.part_bytes;
 
-	while (part < bytes)
+	if (part_bytes <= part) return KV_OK;
+	while (part < part_bytes)
 		part *= 2;
-	KV_TRY(kn_cuda_stream_wait(stream->backend, stream));
 	return create_ring(stream, part);
 }
 

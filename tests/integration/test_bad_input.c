@@ -89,10 +89,6 @@ static void options(void **state)
 	    {{GENERATE, "--budget", "32", "--sinks", "64"}, 2, {"--budget 32", "--sinks 64"}},
 	    {{GENERATE, "--cache", "12XB"}, 2, {"cache", "'12XB'", "64MiB"}},
 	    {{GENERATE, "--cache-policy", "lru"}, 2, {"option cache-policy", "'lru'", "recency:R"}},
-	    {{GENERATE, "--backend", "tpu"}, 2, {"option backend", "'tpu'", "auto, cpu, cuda"}},
-	    {{GENERATE, "--backend-path", "plugins"}, 2, {"backend-path", "absolute path"}},
-	    {{GENERATE, "--backend", "cuda", "--backend-path", "/nowhere"}, 1,
-	        {"backend cuda", "no libclusterkv_cuda.so in /nowhere"}},
 	    {{GENERATE, "--transport", "pigeon"}, 2, {"option transport", "'pigeon'", "ucx, map"}},
 	    {{GENERATE, "--store", "foo:bar"}, 2, {"option store", "\"foo:bar\"", "unix:PATH"}},
 	    {{GENERATE, "--store", "unix:"}, 2, {"option store", "path is empty"}},
@@ -134,6 +130,30 @@ static void options(void **state)
 	    {{"serve", "--model", MODEL, "--listen", "127.0.0.1:99999"}, 2,
 	        {"listen", "127.0.0.1:99999", "port"}},
 	    {{"serve", "--model", MODEL, "--listen", "8080"}, 2, {"option listen", "\"8080\"", "HOST"}},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		check(list[i].arguments, list[i].code, list[i].named);
+}
+
+static void options_of_backends(void **state)
+{
+	static const struct wrong list[] = {
+	    {{GENERATE, "--backend", "tpu"}, 2, {"option backend", "'tpu'", "auto, cpu, cuda"}},
+	    {{GENERATE, "--backend-path", "plugins"}, 2, {"backend-path", "absolute path"}},
+	    {{GENERATE, "--backend", "cuda", "--backend-path", "/nowhere"}, 1,
+	        {"backend cuda", "no libclusterkv_cuda.so in /nowhere"}},
+	    {{GENERATE, "--backend", "cpu", "--backend-path", "/nowhere"}, 2,
+	        {"--backend-path /nowhere with --backend cpu", "leave it out"}},
+	    {{GENERATE, "--backend", "cpu", "--device-memory", "1GiB"}, 2,
+	        {"--device-memory 1073741824 with --backend cpu", "leave it out"}},
+	    {{GENERATE, "--backend-path", "/nowhere", "--device-memory", "1GiB"}, 2,
+	        {"--device-memory 1073741824 on the cpu backend", "leave it out"}},
+	    {{"serve", "--model", MODEL, "--check", "--backend", "cuda", "--backend-path", "/nowhere"},
+	        1, {"backend cuda", "no libclusterkv_cuda.so in /nowhere"}},
+	    {{GENERATE, "--context", "100000"}, 2, {"--context 100000", "tiny_llama.gguf"}},
+	    {{GENERATE, "--context", "100"}, 1, {"128 to generate", "worker's context is 100"}},
 	};
 
 	(void)state;
@@ -760,6 +780,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(options, begin, end),
+	    cmocka_unit_test_setup_teardown(options_of_backends, begin, end),
 	    cmocka_unit_test_setup_teardown(options_of_other_sources, begin, end),
 	    cmocka_unit_test_setup_teardown(options_of_other_programs, begin, end),
 	    cmocka_unit_test_setup_teardown(a_check_changes_nothing, begin, end),

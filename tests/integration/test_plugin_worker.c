@@ -14,13 +14,15 @@ static json_t *answer(const char *transport, const char *backend)
 {
 	char folder[512];
 	struct trial_arguments arguments = {0};
-	const char *const on[] = {"--backend", backend, "--backend-path", folder, "--cache",
-	    trial.small_cache, "--precision", "fp32", NULL};
+	const char *const on[] = {
+	    "--backend", backend, "--cache", trial.small_cache, "--precision", "fp32", NULL};
+	const char *const plugins[] = {"--backend-path", folder, NULL};
 	const char *const inside[] = {"--store", "none", "--local-memory", "1GiB", NULL};
 	json_t *report;
 
 	snprintf(folder, sizeof folder, "%s/%s", KVT_PLUGINS, plugin);
 	trial_add(&arguments, on);
+	if (strcmp(backend, "cpu") != 0) trial_add(&arguments, plugins);
 	if (transport == NULL) {
 		trial_add(&arguments, inside);
 		return trial_generate(&trial, prompt, prompt_tokens, arguments.all);

@@ -94,6 +94,7 @@ static enum kv_status discrete_open(
 		return status;
 	}
 	d->allocator = options->allocator;
+	d->use.limit = options->device_memory;
 	d->arena =
 	    mmap(NULL, arena_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
 	if (d->arena == MAP_FAILED) die("no address space");
@@ -126,8 +127,23 @@ static void add_block(struct discrete *d, uint8_t *start, size_t bytes, enum kn_
 	struct discrete_block *block = discrete_clone(NULL, 1, sizeof *block);
 
 	if (d->stepping) die("memory comes within a step");
-	*block = (struct discrete_block){start, bytes, kind, registered, token, d->blocks};
+	*block = (struct discrete_block){
+	    .start = start, .bytes = bytes, .kind = kind, .registered = registered, .token = token,
+	    .next = d->blocks};
 	d->blocks = block;
+}
+
+static enum kv_status take(struct discrete *d, uint64_t *part, uint64_t bytes)
+{
+	uint64_t sum = d->use.weights + d->use.buffers;
+
+	if (d->use.limit > 0 && bytes > d->use.limit - sum)
+		return kv_fail(KV_NO_MEMORY,
+		    "discrete: %llu bytes of device memory: of %llu, %llu are taken",
+		    (unsigned long long)bytes, (unsigned long long)d->use.limit, (unsigned long long)sum);
+	*part += bytes;
+	if (sum + bytes > d->use.most) d->use.most = sum + bytes;
+	return KV_OK;
 }
 
 /* Address space is never used twice. */
@@ -143,6 +159,10 @@ static enum kv_status discrete_buffer_create(
 		return kv_fail(KV_NO_MEMORY, "%zu bytes of device memory", bytes);
 	token = kv_alloc(d->allocator, 1);
 	if (token == NULL) return KV_NO_MEMORY;
+	if (kind == KN_DEVICE && take(d, &d->use.buffers, bytes) != KV_OK) {
+		kv_free(d->allocator, token);
+		return KV_NO_MEMORY;
+	}
 	if (kind == KN_SHARED) {
 		start = must(aligned_alloc(64, (bytes / 64 + 1) * 64));
 		memset(start, NAN_BYTE, bytes);
@@ -154,6 +174,7 @@ static enum kv_status discrete_buffer_create(
 		if (!d->open && mprotect(start, taken, PROT_NONE) != 0) die("mprotect failed");
 	}
 	add_block(d, start, bytes + (bytes == 0), kind, 0, token);
+	d->blocks->counted = kind == KN_DEVICE ? bytes : 0;
 	*buffer = start;
 	return KV_OK;
 }
@@ -173,6 +194,7 @@ static void remove_block(struct discrete *d, const void *start, int registered)
 	}
 	*at = block->next;
 	kv_free(d->allocator, block->token);
+	d->use.buffers -= block->counted;
 	if (registered) {
 		free(block);
 		return;
@@ -307,18 +329,76 @@ static enum kv_status discrete_stream_wait(struct kn_backend *backend, struct kn
 	return status;
 }
 
+/* How many bytes each weight counts for. */
+struct discrete_weight {
+	struct kn_weight *weight;
+	uint64_t bytes;
+	struct discrete_weight *next;
+};
+
 static enum kv_status discrete_weight_pack(struct kn_backend *backend,
     const struct kn_weight_part *parts, uint32_t part_count, uint32_t columns,
     enum kn_precision precision, struct kn_weight **weight)
 {
-	return kn_cpu_ops.weight_pack(
-	    discrete_of(backend)->cpu, parts, part_count, columns, precision, weight);
+	struct discrete *d = discrete_of(backend);
+	struct discrete_weight *counted;
+	enum kv_status status;
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; i < part_count; i++)
+		bytes += parts[i].bytes;
+	KV_TRY(take(d, &d->use.weights, bytes));
+	status = kn_cpu_ops.weight_pack(d->cpu, parts, part_count, columns, precision, weight);
+	if (status != KV_OK) {
+		d->use.weights -= bytes;
+		return status;
+	}
+	counted = discrete_clone(NULL, 1, sizeof *counted);
+	*counted = (struct discrete_weight){*weight, bytes, d->weights};
+	d->weights = counted;
+	return KV_OK;
 }
 
 static void discrete_weight_destroy(struct kn_backend *backend, struct kn_weight *weight)
 {
-	if (discrete_of(backend)->first != NULL) die("a weight goes while operations are queued");
-	kn_cpu_ops.weight_destroy(discrete_of(backend)->cpu, weight);
+	struct discrete *d = discrete_of(backend);
+	struct discrete_weight **at = &d->weights, *counted;
+
+	if (weight == NULL) return;
+	if (d->first != NULL) die("a weight goes while operations are queued");
+	while (*at != NULL && (*at)->weight != weight)
+		at = &(*at)->next;
+	counted = *at;
+	if (counted == NULL) {
+		die("a weight goes that was never there");
+		return;
+	}
+	*at = counted->next;
+	d->use.weights -= counted->bytes;
+	free(counted);
+	kn_cpu_ops.weight_destroy(d->cpu, weight);
+}
+
+static struct kn_memory_use discrete_memory_use(struct kn_backend *backend)
+{
+	return discrete_of(backend)->use;
+}
+
+/* It has none of its own. */
+static uint64_t discrete_scratch_bytes(struct kn_backend *backend, const struct kn_bounds *bounds)
+{
+	(void)backend;
+	(void)bounds;
+	return 0;
+}
+
+static enum kv_status discrete_stream_reserve(
+    struct kn_backend *backend, struct kn_stream *stream, const struct kn_bounds *bounds)
+{
+	(void)stream;
+	(void)bounds;
+	if (discrete_of(backend)->first != NULL) die("memory comes while operations are queued");
+	return KV_OK;
 }
 
 static uint64_t discrete_weight_bytes(const struct kn_weight *weight)
@@ -381,6 +461,9 @@ const struct kn_backend_ops kvt_discrete_ops = {.abi = KN_BACKEND_ABI,
     .weight_pack = discrete_weight_pack,
     .weight_destroy = discrete_weight_destroy,
     .weight_bytes = discrete_weight_bytes,
+    .memory_use = discrete_memory_use,
+    .scratch_bytes = discrete_scratch_bytes,
+    .stream_reserve = discrete_stream_reserve,
 #define DISCRETE_ENTRY(op, arguments) .op = discrete_op_##op,
     KN_BACKEND_OPS(DISCRETE_ENTRY)
 #undef DISCRETE_ENTRY

@@ -11,6 +11,7 @@ extern "C" {
 struct discrete_block {
 	uint8_t *start;
 	size_t bytes;
+	uint64_t counted; /* of it as device memory */
 	enum kn_memory kind;
 	int registered;
 	void *token; /* a block of the backend's allocator, so that leaks and failures are seen there */
@@ -42,6 +43,8 @@ struct discrete {
 	uint8_t *arena; /* address space of device memory */
 	size_t used;    /* of it, from the start */
 	uint64_t waits;
+	struct kn_memory_use use; /* weights count as the file's bytes */
+	struct discrete_weight *weights;
 	int open; /* the host could touch it just now */
 	int stepping;
 	struct discrete_block *blocks;

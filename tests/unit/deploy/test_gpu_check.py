@@ -99,7 +99,7 @@ class GpuCheck(unittest.TestCase):
         self.assertIn("| gather of 8192 bytes each | 32 | 45.00 | 0.90 |", told)
         self.assertIn("| 32768: clusterkv 1024, R=2 | 0.20 | 40960 | 0.50 | 4.000 | 1.00 | 2.00 "
                       "| 0.750 | 100.0 |", told)
-        self.assertEqual(len(steps["bench"]["runs"]), 33)
+        self.assertEqual(len(steps["bench"]["runs"]), 36)
         self.assertIn("the most is 16", steps["batch"]["sizes"]["64"]["not_there"])
         with open(os.path.join(self.root, "out", "gpu-made-up-9.md"), encoding="utf-8") as file:
             self.assertEqual(file.read().strip(), told.strip())

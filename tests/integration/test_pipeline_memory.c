@@ -1,0 +1,139 @@
+/* What is planned of a device's memory is what comes to be taken: never more, and not much less,
+ * with several sequences of the greatest length. */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "gpu-worker/pipeline/memory_plan.h"
+#include "tests/lib/pipeline_fixture.h"
+
+enum { SEQUENCES = 3, PROMPT = 560, ROOM = 40, CONTEXT = PROMPT + ROOM, STEPS = 35 };
+
+static const char *model_name = "tiny_llama";
+
+static void plan(const struct kvt_worker *worker, struct gw_memory_plan *planned)
+{
+	const struct gw_pipeline_options *o = &worker->options;
+	struct gw_memory_request request = {.ops = worker->ops,
+	    .backend = worker->backend,
+	    .kv_type = o->kv_type,
+	    .policy = o->policy,
+	    .max_rows = KVT_MAX_ROWS_OF_A_CALL,
+	    .chunk = o->chunk,
+	    .max_batch = o->max_batch,
+	    .sequences = SEQUENCES,
+	    .context = CONTEXT,
+	    .prompt = PROMPT,
+	    .cache_bytes = o->cache_bytes};
+	struct gw_gguf *file = NULL;
+	char path[512];
+
+	snprintf(path, sizeof path, "%s/%s.gguf", KV_TINY_MODELS, model_name);
+	assert_int_equal(gw_gguf_open(kv_heap(), path, &file), KV_OK);
+	request.file = file;
+	assert_int_equal(gw_memory_plan_make(&request, planned), KV_OK);
+	gw_gguf_close(file);
+}
+
+/* Sequences that share nothing, all of the greatest length, decoded together. */
+static void converse(struct kvt_worker *worker)
+{
+	struct gw_pipeline *pipeline = kvt_pipeline_open(worker);
+	struct kvt_talk talks[SEQUENCES], *batch[SEQUENCES];
+	int32_t ids[PROMPT];
+
+	for (uint32_t i = 0; i < SEQUENCES; i++) {
+		struct kvt_question question = {.prompt = ids, .prompt_tokens = PROMPT, .room = ROOM};
+
+		kvt_make_prompt(worker, i + 1, ids, PROMPT);
+		kvt_talk_begin(&talks[i], pipeline, &question);
+		batch[i] = &talks[i];
+	}
+	for (uint32_t step = 1; step < STEPS; step++)
+		kvt_talk_step(batch, SEQUENCES);
+	for (uint32_t i = 0; i < SEQUENCES; i++)
+		kvt_talk_end(&talks[i]);
+	gw_pipeline_destroy(pipeline);
+}
+
+static void compare(const char *policy, uint32_t dense_layers, enum kn_kv_type kv_type)
+{
+	struct kvt_worker worker;
+	const struct gw_policy_ops *ops;
+	struct gw_memory_plan planned;
+	struct kn_memory_use use;
+	uint64_t sum;
+
+	assert_int_equal(gw_policy_find(policy, &ops), KV_OK);
+	kvt_worker_open(&worker, model_name, 1);
+	worker.options.policy.name = policy;
+	worker.options.policy.dense_layers = dense_layers;
+	ops->adjust(&worker.options.policy);
+	worker.options.kv_type = kv_type;
+	worker.options.cache_bytes = 200000;
+	worker.options.max_batch = SEQUENCES;
+	worker.options.context = CONTEXT;
+	worker.options.reserve = 1;
+	plan(&worker, &planned);
+	kvt_store_open(&worker, 0);
+	converse(&worker);
+	use = worker.ops->memory_use(worker.backend);
+	sum = gw_memory_plan_sum(&planned);
+	if (use.most > sum || (double)sum > 1.1 * (double)use.most) {
+		char text[GW_MEMORY_TEXT];
+
+		fail_msg("%s, %u dense layers: %llu bytes were taken, %llu planned (MiB: %s); who takes "
+		         "device memory tells gw_memory_plan_make of it", policy, dense_layers,
+		    (unsigned long long)use.most, (unsigned long long)sum,
+		    gw_memory_plan_text(&planned, text));
+	}
+	printf("%s, %u dense layers: %llu bytes taken, %llu planned\n", policy, dense_layers,
+	    (unsigned long long)use.most, (unsigned long long)sum);
+	kvt_worker_close(&worker);
+}
+
+static void what_is_taken_was_planned(void **state)
+{
+	(void)state;
+	compare("clusterkv", 1, KN_KV_F32);
+	compare("clusterkv", 0, KN_KV_F16);
+	compare("clusterkv-paper", 2, KN_KV_F16);
+	compare("full", 0, KN_KV_F16);
+}
+
+/* Without --cache the cluster cache gets what is left, as far as it is of use. */
+static void the_rest_is_the_cache(void **state)
+{
+	struct kvt_worker worker;
+	struct gw_memory_plan planned;
+	uint64_t rows;
+
+	(void)state;
+	kvt_worker_open(&worker, model_name, 1);
+	rows = (uint64_t)worker.shape->kv_heads * (worker.shape->layers - 1) *
+	       kn_kv_row_bytes(worker.options.kv_type, worker.shape->head_dim);
+	plan(&worker, &planned);
+	/* No limit is known: twice what a step selects. */
+	assert_int_equal(planned.limit, 0);
+	assert_int_equal(planned.parts[GW_MEMORY_CACHE],
+	    2 * worker.options.max_batch * worker.options.policy.budget * rows);
+	kvt_worker_close(&worker);
+}
+
+int main(int argc, char **argv)
+{
+	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(what_is_taken_was_planned),
+	    cmocka_unit_test(the_rest_is_the_cache),
+	};
+
+	if (argc > 1) model_name = argv[1];
+	if (setenv("CLUSTERKV_TEST_BACKEND", "discrete", 1) != 0) return 1;
+	return cmocka_run_group_tests(tests, NULL, NULL);
+}
