@@ -11,136 +11,49 @@
 
 #include "kernels/cuda/launch_plain.h"
 #include "tests/kernels/cuda/device.h"
+#include "tests/kernels/cuda/product.h"
 #include "tests/lib/kernel_harness.h"
 
-enum { TYPES = 11, COUNT = 17, MAX_PARTS = 3 };
+enum { TYPES = 11, COUNT = 17 };
 
-/* A weight on both sides, an input, the exact product and the cpu's. */
 struct fixture {
-	uint32_t columns, x_stride;
-	struct kn_weight_part parts[MAX_PARTS];
-	struct kn_cuda_weight_part cuda_parts[MAX_PARTS];
-	struct kn_cuda_weight weight;
-	float *host_x, *x, *x_aligned; /* x_aligned has rows at multiples of 16 bytes */
-	double *want;                  /* [COUNT][rows] */
-	float *cpu;
+	struct kvt_product p;
+	float *x_aligned; /* the input with rows at multiples of 16 bytes */
 };
-
-static void add_part(
-    struct fixture *f, struct kv_random *random, enum kn_weight_type type, uint32_t rows)
-{
-	uint64_t bytes = kn_weight_row_bytes(type, f->columns) * rows;
-	uint8_t *data = kvt_alloc((size_t)bytes, 1);
-	uint32_t i = f->weight.part_count++;
-
-	kvt_fill_weights(random, type, data, rows, f->columns);
-	f->parts[i] = (struct kn_weight_part){type, rows, data, bytes};
-	f->cuda_parts[i] =
-	    (struct kn_cuda_weight_part){type, f->weight.rows, rows, dev_upload(data, (size_t)bytes)};
-	f->weight.rows += rows;
-}
-
-static void exact_product(struct fixture *f)
-{
-	float *w = kvt_alloc(f->columns, sizeof(float));
-
-	for (uint32_t i = 0; i < f->weight.part_count; i++)
-		for (uint32_t r = 0; r < f->parts[i].rows; r++) {
-			enum kn_weight_type type = f->parts[i].type;
-			const uint8_t *row =
-			    (const uint8_t *)f->parts[i].data + kn_weight_row_bytes(type, f->columns) * r;
-
-			assert_int_equal(kn_dequantise_row(type, row, w, f->columns), KV_OK);
-			for (uint32_t n = 0; n < COUNT; n++) {
-				const float *x = f->host_x + (size_t)n * f->x_stride;
-				double sum = 0.0;
-
-				for (uint32_t k = 0; k < f->columns; k++)
-					sum += (double)w[k] * (double)x[k];
-				f->want[(size_t)n * f->weight.rows + f->cuda_parts[i].first_row + r] = sum;
-			}
-		}
-	kvt_free(w);
-}
-
-static void cpu_product(struct fixture *f)
-{
-	struct kvt_backend cpu;
-	struct kn_weight *weight;
-
-	assert_true(kvt_backend_open(&cpu, KN_CPU_PLAIN, 1));
-	assert_int_equal(cpu.ops->weight_pack(cpu.backend, f->parts, f->weight.part_count, f->columns,
-	                     KN_PRECISION_FP32, &weight),
-	    KV_OK);
-	struct kn_matmul_arguments a = {
-	    .weight = weight,
-	    .x = f->host_x,
-	    .x_stride = f->x_stride,
-	    .y = f->cpu,
-	    .y_stride = f->weight.rows,
-	    .count = COUNT,
-	};
-
-	assert_int_equal(cpu.ops->matmul(cpu.backend, NULL, &a), KV_OK);
-	cpu.ops->weight_destroy(cpu.backend, weight);
-	kvt_backend_close(&cpu);
-}
 
 static void fixture_create(struct fixture *f, uint32_t columns, uint32_t part_count,
     const enum kn_weight_type *types, const uint32_t *rows)
 {
-	struct kv_random random;
-
-	*f = (struct fixture){.columns = columns, .x_stride = columns + 3};
-	f->weight.columns = columns;
-	f->weight.parts = f->cuda_parts;
-	f->weight.precision = KN_PRECISION_FP32;
-	kv_random_seed(&random, columns * 31u + (uint32_t)types[0]);
-	for (uint32_t i = 0; i < part_count; i++)
-		add_part(f, &random, types[i], rows[i]);
-	f->host_x = kvt_alloc((size_t)COUNT * f->x_stride, sizeof(float));
-	kvt_fill_peaky(&random, f->host_x, (size_t)COUNT * f->x_stride, 1.0f);
-	f->x = dev_upload(f->host_x, (size_t)COUNT * f->x_stride * sizeof(float));
 	float *aligned = kvt_alloc((size_t)COUNT * columns, sizeof(float));
 
+	kvt_product_create(&f->p, COUNT, columns, part_count, types, rows);
 	for (uint32_t n = 0; n < COUNT; n++)
-		memcpy(aligned + (size_t)n * columns, f->host_x + (size_t)n * f->x_stride,
+		memcpy(aligned + (size_t)n * columns, f->p.host_x + (size_t)n * f->p.x_stride,
 		    columns * sizeof(float));
 	f->x_aligned = dev_upload(aligned, (size_t)COUNT * columns * sizeof(float));
 	kvt_free(aligned);
-	f->want = kvt_alloc((size_t)COUNT * f->weight.rows, sizeof(double));
-	f->cpu = kvt_alloc((size_t)COUNT * f->weight.rows, sizeof(float));
-	exact_product(f);
-	cpu_product(f);
 }
 
 static void fixture_destroy(struct fixture *f)
 {
-	for (uint32_t i = 0; i < f->weight.part_count; i++) {
-		kvt_free((void *)(uintptr_t)f->parts[i].data);
-		dev_free((void *)(uintptr_t)f->cuda_parts[i].data);
-	}
-	dev_free(f->x);
 	dev_free(f->x_aligned);
-	kvt_free(f->host_x);
-	kvt_free(f->want);
-	kvt_free(f->cpu);
+	kvt_product_destroy(&f->p);
 }
 
 /* Rows first … first + count, without gaps: to be freed with kvt_free. */
 static float *multiply(const struct fixture *f, int is_aligned, uint32_t first, uint32_t count)
 {
-	size_t bytes = (size_t)count * f->weight.rows * sizeof(float);
-	size_t stride = is_aligned ? f->columns : f->x_stride;
+	size_t bytes = (size_t)count * f->p.weight.rows * sizeof(float);
+	size_t stride = is_aligned ? f->p.columns : f->p.x_stride;
 	struct kn_matmul_arguments a = {
-	    .x = (is_aligned ? f->x_aligned : f->x) + first * stride,
+	    .x = (is_aligned ? f->x_aligned : f->p.x) + first * stride,
 	    .x_stride = stride,
 	    .y = dev_alloc(bytes),
-	    .y_stride = f->weight.rows,
+	    .y_stride = f->p.weight.rows,
 	    .count = count,
 	};
 
-	DEV_OK(kn_cuda_gemv(&f->weight, &a, NULL));
+	DEV_OK(kn_cuda_gemv(&f->p.weight, &a, NULL));
 	dev_wait();
 	float *y = dev_fetch(a.y, bytes);
 
@@ -153,18 +66,18 @@ static float *multiply(const struct fixture *f, int is_aligned, uint32_t first, 
 static void check_fixture(const struct fixture *f, const char *name)
 {
 	static const uint32_t windows[][2] = {{13, 1}, {11, 2}, {4, 3}, {1, 16}};
-	size_t total = (size_t)COUNT * f->weight.rows;
+	size_t total = (size_t)COUNT * f->p.weight.rows;
 	float *y = multiply(f, 0, 0, COUNT), *part;
 	double *cpu = kvt_alloc(total, sizeof(double));
 
 	for (size_t i = 0; i < total; i++)
-		cpu[i] = (double)f->cpu[i];
-	kvt_assert_close(name, y, f->want, total, 1e-5, 1e-6);
+		cpu[i] = (double)f->p.cpu[i];
+	kvt_assert_close(name, y, f->p.want, total, 1e-5, 1e-6);
 	kvt_assert_close("against cpu", y, cpu, total, 3e-5, 3e-6);
 	for (size_t i = 0; i < sizeof windows / sizeof *windows; i++) {
 		part = multiply(f, 0, windows[i][0], windows[i][1]);
-		kvt_assert_same_bits(name, part, y + (size_t)windows[i][0] * f->weight.rows,
-		    (size_t)windows[i][1] * f->weight.rows * sizeof *y);
+		kvt_assert_same_bits(name, part, y + (size_t)windows[i][0] * f->p.weight.rows,
+		    (size_t)windows[i][1] * f->p.weight.rows * sizeof *y);
 		kvt_free(part);
 	}
 	part = multiply(f, 1, 0, COUNT);
@@ -212,8 +125,8 @@ static void test_parts_bias_and_add(void **state)
 	kvt_fill_peaky(&random, bias, ROWS, 10.0f);
 	kvt_fill_peaky(&random, before, FEW * STRIDE, 10.0f);
 	struct kn_matmul_arguments a = {
-	    .x = f.x,
-	    .x_stride = f.x_stride,
+	    .x = f.p.x,
+	    .x_stride = f.p.x_stride,
 	    .y = dev_upload(before, sizeof before),
 	    .y_stride = STRIDE,
 	    .bias = dev_upload(bias, sizeof bias),
@@ -222,7 +135,7 @@ static void test_parts_bias_and_add(void **state)
 	float *plain = multiply(&f, 0, 0, FEW);
 
 	a.add = a.y;
-	DEV_OK(kn_cuda_gemv(&f.weight, &a, NULL));
+	DEV_OK(kn_cuda_gemv(&f.p.weight, &a, NULL));
 	dev_wait();
 	float *y = dev_fetch(a.y, sizeof before);
 

@@ -10,102 +10,21 @@
 
 #include "kernels/cuda/gemm_cublas.h"
 #include "tests/kernels/cuda/device.h"
+#include "tests/kernels/cuda/product.h"
 #include "tests/lib/kernel_harness.h"
 
-enum { COUNT = 40, MAX_ROWS = 17, MAX_COLUMNS = 512, MAX_PARTS = 3 };
+enum { COUNT = 40, MAX_ROWS = 17, MAX_COLUMNS = 512 };
 
-/* A weight on both sides, an input, the exact product and the cpu's. */
 struct fixture {
-	uint32_t x_stride;
-	struct kn_weight_part parts[MAX_PARTS];
-	struct kn_cuda_weight_part cuda_parts[MAX_PARTS];
-	struct kn_cuda_weight weight;
+	struct kvt_product p;
 	struct kn_cuda_gemm gemm;
-	float *host_x, *x;
-	double *want; /* [COUNT][rows] */
-	float *cpu;
 };
-
-static void add_part(
-    struct fixture *f, struct kv_random *random, enum kn_weight_type type, uint32_t rows)
-{
-	uint64_t bytes = kn_weight_row_bytes(type, f->weight.columns) * rows;
-	uint8_t *data = kvt_alloc((size_t)bytes, 1);
-	uint32_t i = f->weight.part_count++;
-
-	kvt_fill_weights(random, type, data, rows, f->weight.columns);
-	f->parts[i] = (struct kn_weight_part){type, rows, data, bytes};
-	f->cuda_parts[i] =
-	    (struct kn_cuda_weight_part){type, f->weight.rows, rows, dev_upload(data, (size_t)bytes)};
-	f->weight.rows += rows;
-}
-
-static void exact_product(struct fixture *f)
-{
-	uint32_t columns = f->weight.columns;
-	float w[MAX_COLUMNS];
-
-	for (uint32_t i = 0; i < f->weight.part_count; i++)
-		for (uint32_t r = 0; r < f->parts[i].rows; r++) {
-			enum kn_weight_type type = f->parts[i].type;
-			const uint8_t *row =
-			    (const uint8_t *)f->parts[i].data + kn_weight_row_bytes(type, columns) * r;
-
-			assert_int_equal(kn_dequantise_row(type, row, w, columns), KV_OK);
-			for (uint32_t n = 0; n < COUNT; n++) {
-				const float *x = f->host_x + (size_t)n * f->x_stride;
-				double sum = 0.0;
-
-				for (uint32_t k = 0; k < columns; k++)
-					sum += (double)w[k] * (double)x[k];
-				f->want[(size_t)n * f->weight.rows + f->cuda_parts[i].first_row + r] = sum;
-			}
-		}
-}
-
-static void cpu_product(struct fixture *f)
-{
-	struct kvt_backend cpu;
-	struct kn_weight *weight;
-
-	assert_true(kvt_backend_open(&cpu, KN_CPU_PLAIN, 1));
-	assert_int_equal(cpu.ops->weight_pack(cpu.backend, f->parts, f->weight.part_count,
-	                     f->weight.columns, KN_PRECISION_FP32, &weight),
-	    KV_OK);
-	struct kn_matmul_arguments a = {
-	    .weight = weight,
-	    .x = f->host_x,
-	    .x_stride = f->x_stride,
-	    .y = f->cpu,
-	    .y_stride = f->weight.rows,
-	    .count = COUNT,
-	};
-
-	assert_int_equal(cpu.ops->matmul(cpu.backend, NULL, &a), KV_OK);
-	cpu.ops->weight_destroy(cpu.backend, weight);
-	kvt_backend_close(&cpu);
-}
 
 static void fixture_create(struct fixture *f, uint32_t columns, uint32_t part_count,
     const enum kn_weight_type *types, const uint32_t *rows)
 {
-	struct kv_random random;
-
-	*f = (struct fixture){.x_stride = columns + 3};
-	f->weight.columns = columns;
-	f->weight.parts = f->cuda_parts;
-	kv_random_seed(&random, columns * 31u + (uint32_t)types[0]);
-	for (uint32_t i = 0; i < part_count; i++)
-		add_part(f, &random, types[i], rows[i]);
-	f->host_x = kvt_alloc((size_t)COUNT * f->x_stride, sizeof(float));
-	kvt_fill_peaky(&random, f->host_x, (size_t)COUNT * f->x_stride, 1.0f);
-	f->x = dev_upload(f->host_x, (size_t)COUNT * f->x_stride * sizeof(float));
-	f->want = kvt_alloc((size_t)COUNT * f->weight.rows, sizeof(double));
-	f->cpu = kvt_alloc((size_t)COUNT * f->weight.rows, sizeof(float));
-	exact_product(f);
-	cpu_product(f);
-	f->gemm.max_rows = MAX_ROWS;
-	f->gemm.max_columns = MAX_COLUMNS;
+	kvt_product_create(&f->p, COUNT, columns, part_count, types, rows);
+	f->gemm = (struct kn_cuda_gemm){.max_rows = MAX_ROWS, .max_columns = MAX_COLUMNS};
 	f->gemm.scratch = dev_alloc(kn_cuda_gemm_scratch_bytes(MAX_ROWS, MAX_COLUMNS));
 	f->gemm.workspace_bytes = 4096;
 	f->gemm.workspace = dev_alloc(f->gemm.workspace_bytes);
@@ -117,30 +36,23 @@ static void fixture_destroy(struct fixture *f)
 	assert_int_equal(cublasDestroy(f->gemm.handle), CUBLAS_STATUS_SUCCESS);
 	dev_free(f->gemm.scratch);
 	dev_free(f->gemm.workspace);
-	for (uint32_t i = 0; i < f->weight.part_count; i++) {
-		kvt_free((void *)(uintptr_t)f->parts[i].data);
-		dev_free((void *)(uintptr_t)f->cuda_parts[i].data);
-	}
-	dev_free(f->x);
-	kvt_free(f->host_x);
-	kvt_free(f->want);
-	kvt_free(f->cpu);
+	kvt_product_destroy(&f->p);
 }
 
 /* Rows 0 … count at this precision, without gaps: to be freed with kvt_free. */
 static float *multiply(struct fixture *f, enum kn_precision precision, uint32_t count)
 {
-	size_t bytes = (size_t)count * f->weight.rows * sizeof(float);
+	size_t bytes = (size_t)count * f->p.weight.rows * sizeof(float);
 	struct kn_matmul_arguments a = {
-	    .x = f->x,
-	    .x_stride = f->x_stride,
+	    .x = f->p.x,
+	    .x_stride = f->p.x_stride,
 	    .y = dev_alloc(bytes),
-	    .y_stride = f->weight.rows,
+	    .y_stride = f->p.weight.rows,
 	    .count = count,
 	};
 
-	f->weight.precision = precision;
-	if (kn_cuda_gemm(&f->gemm, &f->weight, &a, NULL)) fail_msg("gemm: %s", kv_error_message());
+	f->p.weight.precision = precision;
+	if (kn_cuda_gemm(&f->gemm, &f->p.weight, &a, NULL)) fail_msg("gemm: %s", kv_error_message());
 	dev_wait();
 	float *y = dev_fetch(a.y, bytes);
 
@@ -151,16 +63,16 @@ static float *multiply(struct fixture *f, enum kn_precision precision, uint32_t 
 /* At float precision what sums lose, at default precision what f16 loses: 2^-12 of each factor. */
 static void check_fixture(struct fixture *f)
 {
-	size_t total = (size_t)COUNT * f->weight.rows;
+	size_t total = (size_t)COUNT * f->p.weight.rows;
 	float *exact = multiply(f, KN_PRECISION_FP32, COUNT);
 	float *half = multiply(f, KN_PRECISION_DEFAULT, COUNT);
 	double *cpu = kvt_alloc(total, sizeof(double));
 
 	for (size_t i = 0; i < total; i++)
-		cpu[i] = (double)f->cpu[i];
-	kvt_assert_close("fp32", exact, f->want, total, 2e-5, 2e-6);
+		cpu[i] = (double)f->p.cpu[i];
+	kvt_assert_close("fp32", exact, f->p.want, total, 2e-5, 2e-6);
 	kvt_assert_close("fp32 against cpu", exact, cpu, total, 3e-5, 3e-6);
-	kvt_assert_close("default", half, f->want, total, 4e-3, 5e-4);
+	kvt_assert_close("default", half, f->p.want, total, 4e-3, 5e-4);
 	kvt_free(cpu);
 	kvt_free(half);
 	kvt_free(exact);
@@ -195,7 +107,7 @@ static void test_tiles(void **state)
 	fixture_create(&f, 32, 1, &type, &rows);
 	float *y = multiply(&f, KN_PRECISION_DEFAULT, 3);
 
-	kvt_assert_close("two tiles", y, f.want, 3 * (size_t)rows, 4e-3, 5e-4);
+	kvt_assert_close("two tiles", y, f.p.want, 3 * (size_t)rows, 4e-3, 5e-4);
 	kvt_free(y);
 	fixture_destroy(&f);
 }
@@ -211,13 +123,13 @@ static void test_large_activations(void **state)
 	fixture_create(&f, 64, 1, &type, &rows);
 	for (uint32_t n = 0; n < COUNT; n++)
 		for (uint32_t k = 0; k < 64; k++)
-			f.host_x[n * f.x_stride + k] *= n % 2 ? 1e7f : 1e-7f;
-	dev_write(f.x, f.host_x, COUNT * f.x_stride * sizeof(float));
-	exact_product(&f);
+			f.p.host_x[n * f.p.x_stride + k] *= n % 2 ? 1e7f : 1e-7f;
+	dev_write(f.p.x, f.p.host_x, COUNT * f.p.x_stride * sizeof(float));
+	kvt_product_again(&f.p);
 	float *y = multiply(&f, KN_PRECISION_DEFAULT, COUNT);
 
 	for (uint32_t n = 0; n < COUNT; n++)
-		kvt_assert_close("a row", y + n * rows, f.want + n * rows, rows, 4e-3, 1e-3);
+		kvt_assert_close("a row", y + n * rows, f.p.want + n * rows, rows, 4e-3, 1e-3);
 	kvt_free(y);
 	fixture_destroy(&f);
 }
@@ -238,8 +150,8 @@ static void test_bias_and_add(void **state)
 	kvt_fill_peaky(&random, bias, ROWS, 10.0f);
 	kvt_fill_peaky(&random, before, SOME * STRIDE, 10.0f);
 	struct kn_matmul_arguments a = {
-	    .x = f.x,
-	    .x_stride = f.x_stride,
+	    .x = f.p.x,
+	    .x_stride = f.p.x_stride,
 	    .y = dev_upload(before, sizeof before),
 	    .y_stride = STRIDE,
 	    .bias = dev_upload(bias, sizeof bias),
@@ -248,7 +160,7 @@ static void test_bias_and_add(void **state)
 	float *plain = multiply(&f, KN_PRECISION_DEFAULT, SOME);
 
 	a.add = a.y;
-	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_OK);
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.p.weight, &a, NULL), KV_OK);
 	dev_wait();
 	float *y = dev_fetch(a.y, sizeof before);
 
@@ -279,11 +191,12 @@ static void test_two_streams(void **state)
 
 	(void)state;
 	fixture_create(&f, 64, 1, &type, &rows);
-	f.weight.precision = KN_PRECISION_FP32;
+	f.p.weight.precision = KN_PRECISION_FP32;
 	other = f.gemm;
 	other.scratch = dev_alloc(kn_cuda_gemm_scratch_bytes(MAX_ROWS, MAX_COLUMNS));
 	other.workspace = dev_alloc(other.workspace_bytes);
-	struct kn_matmul_arguments a = {.x = f.x, .x_stride = f.x_stride, .y_stride = rows, .count = 9};
+	struct kn_matmul_arguments a = {
+	    .x = f.p.x, .x_stride = f.p.x_stride, .y_stride = rows, .count = 9};
 	struct kn_matmul_arguments b = a;
 	size_t bytes = 9 * rows * sizeof(float);
 
@@ -293,8 +206,8 @@ static void test_two_streams(void **state)
 		DEV_OK(cudaStreamCreateWithFlags(&streams[i], cudaStreamNonBlocking));
 	dev_wait();
 	DEV_OK(cudaStreamBeginCapture(streams[0], cudaStreamCaptureModeThreadLocal));
-	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, streams[0]), KV_OK);
-	assert_int_equal(kn_cuda_gemm(&other, &f.weight, &b, streams[1]), KV_OK);
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.p.weight, &a, streams[0]), KV_OK);
+	assert_int_equal(kn_cuda_gemm(&other, &f.p.weight, &b, streams[1]), KV_OK);
 	DEV_OK(cudaStreamEndCapture(streams[0], &graph));
 	DEV_OK(cudaGraphInstantiate(&exec, graph, 0));
 	DEV_OK(cudaGraphLaunch(exec, streams[0]));
@@ -303,7 +216,7 @@ static void test_two_streams(void **state)
 	float *of_graph = dev_fetch(a.y, bytes), *direct = dev_fetch(b.y, bytes);
 
 	kvt_assert_same_bits("captured", of_graph, direct, bytes);
-	kvt_assert_close("captured", of_graph, f.want, 9 * (size_t)rows, 2e-5, 2e-6);
+	kvt_assert_close("captured", of_graph, f.p.want, 9 * (size_t)rows, 2e-5, 2e-6);
 	kvt_free(of_graph);
 	kvt_free(direct);
 	DEV_OK(cudaGraphExecDestroy(exec));
@@ -326,20 +239,20 @@ static void test_refusals(void **state)
 
 	(void)state;
 	fixture_create(&f, 64, 1, &type, &rows);
-	a.x = f.x;
-	a.x_stride = f.x_stride;
+	a.x = f.p.x;
+	a.x_stride = f.p.x_stride;
 	a.y = f.gemm.scratch;
 	a.y_stride = rows;
 	f.gemm.max_columns = 32;
-	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_INVALID);
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.p.weight, &a, NULL), KV_INVALID);
 	a.count = 0;
-	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_OK);
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.p.weight, &a, NULL), KV_OK);
 	a.count = 1;
 	f.gemm.max_columns = MAX_COLUMNS;
 	cublasHandle_t handle = f.gemm.handle;
 
 	f.gemm.handle = NULL;
-	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.weight, &a, NULL), KV_INTERNAL);
+	assert_int_equal(kn_cuda_gemm(&f.gemm, &f.p.weight, &a, NULL), KV_INTERNAL);
 	assert_non_null(strstr(kv_error_message(), "cuBLAS"));
 	f.gemm.handle = handle;
 	fixture_destroy(&f);
