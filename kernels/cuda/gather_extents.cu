@@ -49,7 +49,6 @@ __global__ void __launch_bounds__(THREADS)
 extern "C" cudaError_t kn_cuda_gather_extents(
     const struct kn_gather_extents_arguments *a, uint32_t blocks, cudaStream_t stream)
 {
-	if (a->max_copies == 0) return cudaSuccess;
 	if (blocks == 0 || blocks > MAX_BLOCKS) return cudaErrorInvalidValue;
 	LAUNCH(gather_extents_kernel, blocks, THREADS, 0, stream, *a);
 	return cudaGetLastError();

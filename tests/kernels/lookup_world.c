@@ -372,7 +372,7 @@ struct outcome {
 	struct kn_span *spans;
 	struct kn_lookup_miss *misses;
 	struct kn_copy_job *copies;
-	uint32_t *steps;
+	const uint8_t **units;                    /* of the job that is looked at */
 	uint32_t copy_count, used, failed, taken; /* taken: rows of staging that spans are in */
 	uint8_t *staged;                          /* [staging_rows]: a span has it */
 	uint64_t digest;
@@ -418,13 +418,12 @@ static uint32_t check_hit(struct outcome *o, const struct kn_cache_slot *slot, u
 }
 
 /* A span in rows of staging that nobody else has, which one copy fills. */
-static void check_staged(struct outcome *o, const struct kn_lookup_job *job,
-    const struct kvt_lookup_head *h, const struct kn_lookup_miss *miss, const struct kn_span *span)
+static void check_staged(struct outcome *o, const struct kvt_lookup_head *h,
+    const struct kn_lookup_miss *miss, const struct kn_span *span)
 {
 	const struct kn_staging *s = &o->placed->a.staging;
 	const uint8_t *at = s->memory + (size_t)miss->staged * ROW;
 	uint32_t entry = h->segment_of[miss->cluster], found = 0;
-	const uint8_t **units = o->placed->memory.fetch(job->unit_rows, ENTRIES * sizeof *units);
 
 	assert_ptr_equal(span->rows, at);
 	assert_int_equal(span->count, miss->count);
@@ -436,12 +435,11 @@ static void check_staged(struct outcome *o, const struct kn_lookup_job *job,
 		const struct kn_copy_job *copy = &o->copies[i];
 
 		if (copy->destination != at) continue;
-		assert_ptr_equal(copy->source, units[entry] + (size_t)h->first_row[miss->cluster] * ROW);
+		assert_ptr_equal(copy->source, o->units[entry] + (size_t)h->first_row[miss->cluster] * ROW);
 		assert_int_equal(copy->bytes, (size_t)miss->count * ROW);
 		found++;
 	}
 	assert_int_equal(found, 1);
-	kvt_free((void *)units);
 }
 
 static void check_job(struct outcome *o, uint32_t number)
@@ -469,7 +467,7 @@ static void check_job(struct outcome *o, uint32_t number)
 		assert_int_equal(miss->count, extent.count);
 		assert_int_equal(miss->held, held);
 		if (miss->staged != KN_NOT_STAGED)
-			check_staged(o, job, h, miss, &o->spans[want.spans++]);
+			check_staged(o, h, miss, &o->spans[want.spans++]);
 		else
 			assert_true(h->unreachable[h->segment_of[extent.cluster]] ||
 			            (o->failed & KN_STEP_STAGING_FULL) != 0);
@@ -497,7 +495,9 @@ uint64_t kvt_lookup_check(
 	for (uint32_t job = 0; job < JOBS; job++) {
 		o.spans = p->memory.fetch(p->jobs[job].spans, KVT_LOOKUP_SPANS * sizeof *o.spans);
 		o.misses = p->memory.fetch(p->jobs[job].misses, EXTENTS * sizeof *o.misses);
+		o.units = p->memory.fetch(p->jobs[job].unit_rows, ENTRIES * sizeof *o.units);
 		check_job(&o, job);
+		kvt_free((void *)o.units);
 		kvt_free(o.misses);
 		kvt_free(o.spans);
 	}

@@ -316,6 +316,38 @@ static void a_job_may_need_many_rounds(void **state)
 	kvt_each_backend(check_long_job, NULL);
 }
 
+/* A number of spans that somebody else has written is as good as the host's, and never above it. */
+static void check_written(const struct kvt_backend *b, void *context)
+{
+	struct fixture f;
+	float want[3 * 64];
+
+	(void)context;
+	fixture_create(&f, (struct sparse_case){300, 20, 3, 64, KN_KV_F16}, 19);
+	const uint32_t all = f.job.span_count, written[] = {0, 1, all / 2, all, all + 1, UINT32_MAX};
+
+	for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+		struct kn_attend_job job = f.job;
+
+		job.span_count = written[i] < all ? written[i] : all;
+		attend(b, &f, &job, 1);
+		memcpy(want, f.out, sizeof want);
+		memset(f.out, 0xff, sizeof want);
+		job.span_count = all;
+		job.spans_written = &written[i];
+		job.row_bound = f.c.rows;
+		attend(b, &f, &job, 1);
+		kvt_assert_same_bits("spans written", f.out, want, sizeof want);
+	}
+	fixture_destroy(&f);
+}
+
+static void spans_may_be_counted_by_others(void **state)
+{
+	(void)state;
+	kvt_each_backend(check_written, NULL);
+}
+
 static void check_refusals(const struct kvt_backend *b, void *context)
 {
 	struct fixture f;
@@ -362,6 +394,7 @@ int main(void)
 	    cmocka_unit_test(bits_depend_on_rows_alone),
 	    cmocka_unit_test(rounds_do_not_show),
 	    cmocka_unit_test(a_job_may_need_many_rounds),
+	    cmocka_unit_test(spans_may_be_counted_by_others),
 	    cmocka_unit_test(refuses_bad_arguments),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);

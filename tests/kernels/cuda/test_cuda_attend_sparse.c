@@ -426,6 +426,34 @@ static void bounds_hold(void **state)
 	kvt_free(want);
 }
 
+/* A number of spans in device memory is as good as the host's, and never above it. */
+static void spans_may_be_counted_on_the_device(void **state)
+{
+	struct result *want = kvt_alloc(1, sizeof *want), *got = kvt_alloc(1, sizeof *got);
+	struct fixture f;
+
+	(void)state;
+	fixture_create(&f, (struct sparse_case){300, 20, 2, 64, KN_KV_F16}, 19);
+	const uint32_t all = f.job.span_count, written[] = {0, 1, all / 2, all, UINT32_MAX};
+	uint32_t *device = dev_upload(written, sizeof written);
+	struct kn_cuda_attend_bounds bounds = {300, all, 20};
+
+	for (size_t i = 0; i < sizeof written / sizeof *written; i++) {
+		struct kn_attend_job job = f.job;
+
+		job.span_count = written[i] < all ? written[i] : all;
+		attend(&f, &job, 1, &bounds, want);
+		job.span_count = all;
+		job.spans_written = device + i;
+		attend(&f, &job, 1, &bounds, got);
+		kvt_assert_same_bits("spans written", got, want, sizeof *got);
+	}
+	dev_free(device);
+	fixture_destroy(&f);
+	kvt_free(got);
+	kvt_free(want);
+}
+
 /* Clusters that are attended whole leave nothing to estimate; pieces of nothing are no NaN. */
 static void an_estimate_of_nothing_changes_nothing(void **state)
 {
@@ -462,6 +490,7 @@ int main(void)
 	    cmocka_unit_test(bits_depend_on_rows_alone),
 	    cmocka_unit_test(parts_are_joined),
 	    cmocka_unit_test(bounds_hold),
+	    cmocka_unit_test(spans_may_be_counted_on_the_device),
 	    cmocka_unit_test(an_estimate_of_nothing_changes_nothing),
 	};
 

@@ -362,6 +362,7 @@ static void tells_what_is_wrong(void **state)
 	dev_write(e.device_list, e.list, sizeof e.list);
 	assert_int_equal(gather(&e, 3, EXTENTS, 1, 41), KN_STEP_GENERATION);
 	assert_int_equal(gather(&e, 3, EXTENTS, 1, 42), 0);
+	assert_int_equal(gather(&e, 1, 0, 4, 41), KN_STEP_STAGING_FULL);
 	struct kn_gather_extents_arguments none = {.max_copies = 1};
 
 	assert_int_equal(kn_cuda_gather_extents(&none, 0, NULL), cudaErrorInvalidValue);
