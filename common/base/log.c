@@ -15,9 +15,11 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { LINE_SIZE = 2048 };
+enum { LINE_SIZE = 2048, SUBJECT_SIZE = 256 };
 
 static atomic_int current_level = KV_LOG_INFO;
+
+static _Thread_local struct kv_log_subject current_subject;
 
 /* Set once, before there are threads. */
 static bool never_waits;
@@ -125,23 +127,47 @@ static void put_or_drop(const char *line, size_t length)
 	pthread_mutex_unlock(&lock);
 }
 
+void kv_log_set_subject(struct kv_log_subject subject)
+{
+	current_subject = subject;
+}
+
+static bool is_set(const char *text)
+{
+	return text != NULL && text[0] != '\0';
+}
+
+/* What a line ends in. */
+static void put_subject(char text[SUBJECT_SIZE])
+{
+	const struct kv_log_subject *subject = &current_subject;
+	bool request = is_set(subject->request), sequence = is_set(subject->sequence);
+
+	snprintf(text, SUBJECT_SIZE, "%s%.100s%s%.100s", request ? " request=" : "",
+	    request ? subject->request : "", sequence ? " sequence=" : "",
+	    sequence ? subject->sequence : "");
+}
+
 void kv_log(enum kv_log_level level, const char *module, const char *format, ...)
 {
-	char line[LINE_SIZE];
-	size_t head;
-	size_t length;
+	char line[LINE_SIZE], subject[SUBJECT_SIZE];
+	size_t head, length, room;
 	int saved_errno = errno;
 	int written;
 	va_list arguments;
 
 	if (level > kv_log_level()) return;
-	head = put_head(line, sizeof line - 1, level, module);
+	put_subject(subject);
+	room = sizeof line - 1 - strlen(subject);
+	head = put_head(line, room, level, module);
 	va_start(arguments, format);
-	written = vsnprintf(line + head, sizeof line - 1 - head, format, arguments);
+	written = vsnprintf(line + head, room - head, format, arguments);
 	va_end(arguments);
 	length = strlen(line);
-	hide_control_characters(line + head, length - head);
 	if (written >= 0 && (size_t)written > length - head) memcpy(line + length - 3, "...", 3);
+	memcpy(line + length, subject, strlen(subject));
+	length += strlen(subject);
+	hide_control_characters(line + head, length - head);
 	line[length++] = '\n';
 	if (never_waits)
 		put_or_drop(line, length);

@@ -32,6 +32,13 @@ void kv_log(enum kv_log_level level, const char *module, const char *format, ...
 #endif
     ;
 
+/* What the calling thread works on: its lines end in ` request=… sequence=…` until it is set anew.
+ * Texts are borrowed; NULL and "" leave theirs out. */
+struct kv_log_subject {
+	const char *request, *sequence;
+};
+void kv_log_set_subject(struct kv_log_subject subject);
+
 /* For lines that a peer can cause as often as it likes: in any ten seconds, KV_LOG_BURST lines of
  * one limit go out; how many more there were is said in one line with the first that comes later.
  * A limit starts as zeros and is used by one thread. Returns whether the line may go out. */

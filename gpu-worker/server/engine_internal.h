@@ -67,7 +67,9 @@ struct gw_engine {
 /* engine_thread.c */
 void *gw_engine_main(void *engine);
 
-/* engine_times.c: bring request->times up to date, from its session while it has one. */
+/* engine_times.c: lines of the log are about this request from now on; NULL: about none. */
+void gw_log_subject(const struct gw_engine_request *request);
+/* Bring request->times up to date, from its session while it has one. */
 void gw_times_update(struct gw_engine_request *request);
 /* A unit of the prompt took so long. True when it was the last of a layer: *layer_ns is then what
  * the layer took in all. */

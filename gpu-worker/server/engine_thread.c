@@ -87,6 +87,7 @@ static void finish(
 		gw_session_close(request->session);
 		request->session = NULL;
 	}
+	gw_log_subject(NULL);
 	event.result = result;
 	tell(engine, request, &event);
 }
@@ -302,8 +303,10 @@ static void begin_one(struct gw_engine *engine)
 	    engine->running_count == engine->options.max_sequences)
 		return;
 	request = take_first(engine);
+	gw_log_subject(request);
 	status = open_session(engine, request);
 	if (status == KV_OK) {
+		gw_log_subject(request);
 		request->progress_ms = kv_now_ms();
 		status =
 		    explain(request->session, gw_session_begin(request->session, show_prefill, request));
@@ -330,6 +333,7 @@ static void advance(struct gw_engine *engine)
 	enum kv_status status = KV_OK;
 	int ready = 0;
 
+	gw_log_subject(request);
 	if (request->cancelled || engine->stopping)
 		status = KV_CANCELLED;
 	else
@@ -372,6 +376,8 @@ static void step(
 
 	for (uint32_t i = 0; i < count; i++)
 		batch[i] = gw_session_sequence(requests[i]->session);
+	/* What happens to several is about none of them. */
+	gw_log_subject(count == 1 ? requests[0] : NULL);
 	whole = gw_run_token(engine->pipeline, batch, count, engine->logits, failures);
 	snprintf(why, sizeof why, "%s", kv_error_message());
 	for (uint32_t i = 0; i < count; i++) {
@@ -459,6 +465,7 @@ void *gw_engine_main(void *context)
 	struct gw_engine *engine = context;
 
 	while (!engine->stopping) {
+		gw_log_subject(NULL);
 		take_messages(engine);
 		reach_store(engine);
 		refuse_waiting(engine);

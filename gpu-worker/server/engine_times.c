@@ -1,5 +1,5 @@
 /* Where a request's time goes, as its sequence's report says it. */
-#include "common/base/clock.h"
+#include "common/base/log.h"
 #include "gpu-worker/server/engine_internal.h"
 
 static uint64_t ns_of(double seconds)
@@ -37,6 +37,16 @@ static struct gw_stage_work without(
 	    .select_ns = less(all->select_ns, part->select_ns),
 	    .steps = less(all->steps, part->steps),
 	};
+}
+
+void gw_log_subject(const struct gw_engine_request *request)
+{
+	struct kv_log_subject subject = {0};
+
+	if (request != NULL) subject.request = request->asked.request_id;
+	if (request != NULL && request->session != NULL)
+		subject.sequence = gw_session_id(request->session);
+	kv_log_set_subject(subject);
 }
 
 void gw_times_update(struct gw_engine_request *request)

@@ -14,6 +14,7 @@ static enum kv_status prepare(struct gw_exchange *exchange, struct gw_choice *ch
 	choice->exchange = exchange;
 	choice->index = (uint32_t)(choice - exchange->choices);
 	choice->asked = request->session;
+	choice->asked.request_id = exchange->id;
 	/* A seed gives the same answers again, but not the same one for each. */
 	choice->asked.sampling.seed += choice->index;
 	kv_text_init(&choice->text, exchange->allocator, GW_OUT_LIMIT);
@@ -151,16 +152,18 @@ static void log_end(const struct gw_choice *choice, const struct gw_engine_resul
 	const struct gw_exchange *exchange = choice->exchange;
 	const json_t *report = result->report;
 	const char *sequence = json_string_value(json_object_get(report, "sequence"));
+	const struct kv_log_subject subject = {exchange->id, sequence};
 
-	kv_info("http",
-	    "answer %s request=%s id=%s sequence=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
+	kv_log_set_subject(subject);
+	kv_info("http", "answer %s id=%s prompt=%lld found=%lld tokens=%zu ms=%llu%s%s",
 	    result->status == KV_OK ? gw_finish_text(result->finish) : kv_status_text(result->status),
-	    exchange->id, exchange->answer.id, sequence != NULL ? sequence : "-",
+	    exchange->answer.id,
 	    (long long)json_integer_value(json_object_get(report, "prompt_tokens")),
 	    (long long)json_integer_value(json_object_get(report, "prefix_hit_tokens")),
 	    json_array_size(json_object_get(report, "tokens")),
 	    (unsigned long long)(kv_now_ms() - exchange->start_ms), result->status == KV_OK ? "" : ": ",
 	    result->status == KV_OK ? "" : result->message);
+	kv_log_set_subject((struct kv_log_subject){0});
 }
 
 /* The sequence that the client may resume is that of the choice that failed, which is not always

@@ -1,6 +1,7 @@
 #include "gpu-worker/server/http_completion.h"
 
 #include <inttypes.h>
+#include <string.h>
 
 static int append(const char *bytes, size_t size, void *context)
 {
@@ -212,16 +213,40 @@ struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
 	return (struct gw_http_error){500, broken, NULL};
 }
 
+int gw_error_param(
+    const struct gw_http_error *error, const char *message, char param[GW_PARAM_BYTES])
+{
+	static const struct {
+		const char *name, *field;
+	} named[] = {{"model_not_found", "model"}, {"sequence_not_found", "resume"},
+	    {"sequence_refused", "resume"}};
+	/* As names are shown in messages: those of unknown fields may be anything. */
+	size_t word = strcspn(message, " ");
+
+	for (size_t i = 0; error->name != NULL && i < sizeof named / sizeof named[0]; i++) {
+		if (strcmp(error->name, named[i].name) != 0) continue;
+		strcpy(param, named[i].field);
+		return 1;
+	}
+	if (error->code != 400 || word < 2 || word > GW_PARAM_BYTES || message[word] == '\0' ||
+	    message[word - 1] != ':')
+		return 0;
+	memcpy(param, message, word - 1);
+	param[word - 1] = '\0';
+	return 1;
+}
+
 void gw_error_body(struct kv_text_buffer *out, const struct gw_http_error *error,
     const char *message, const char *sequence, int event)
 {
 	json_t *text = json_string(message);
+	char param[GW_PARAM_BYTES];
 	json_t *body;
 
 	/* A message may quote what the client sent. */
 	if (text == NULL) text = json_string("the request failed");
-	body = json_pack("{s:{s:o, s:s, s:n, s:s?}}", "error", "message", text, "type", error->type,
-	    "param", "code", error->name);
+	body = json_pack("{s:{s:o, s:s, s:s?, s:s?}}", "error", "message", text, "type", error->type,
+	    "param", gw_error_param(error, message, param) ? param : NULL, "code", error->name);
 	if (sequence[0] != '\0')
 		json_object_set_new(body, "clusterkv", json_pack("{s:s}", "sequence", sequence));
 	if (!event) {

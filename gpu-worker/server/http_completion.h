@@ -63,6 +63,11 @@ struct gw_http_error {
 
 /* How a status is told. Limits mean another thing where the engine met them: `by_engine`. */
 struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine);
+/* The field that is at fault, for `param` of a body: "top_p" where the message is "top_p: 2 is …",
+ * or what the error's name says. False when there is none. */
+enum { GW_PARAM_BYTES = 64 };
+int gw_error_param(
+    const struct gw_http_error *error, const char *message, char param[GW_PARAM_BYTES]);
 /* A body, or with `event` an event and the end mark. `sequence` may be "". */
 void gw_error_body(struct kv_text_buffer *out, const struct gw_http_error *error,
     const char *message, const char *sequence, int event);

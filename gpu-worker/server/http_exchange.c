@@ -136,6 +136,7 @@ void gw_exchange_fail(
 	struct gw_http_error error = gw_http_error_of(status, by_engine);
 
 	if (exchange->complete) return;
+	if (!by_engine) gw_http_log_refusal(exchange->server, exchange->id, error.code, message);
 	fail(exchange, &error, message);
 	gw_choices_cancel(exchange);
 }
@@ -281,6 +282,7 @@ static void begin_completion(struct gw_exchange *exchange)
 	if (kv_text_status(&exchange->body) == KV_LIMIT) {
 		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
 		    (unsigned long long)server->options.max_body);
+		gw_http_log_refusal(server, exchange->id, large.code, message);
 		fail(exchange, &large, message);
 		return;
 	}

@@ -5,6 +5,7 @@
 #include <microhttpd.h>
 #include <stdbool.h>
 
+#include "common/base/log.h"
 #include "common/collect/list.h"
 #include "gpu-worker/server/http_completion.h"
 #include "gpu-worker/server/http_server.h"
@@ -23,6 +24,7 @@ struct gw_http_server {
 	bool kick; /* a connection was resumed: the daemon must run before the loop sleeps */
 	uint32_t exchange_count;
 	struct kv_list exchanges;
+	struct kv_log_limit refusals;
 };
 
 enum { GW_OUT_LIMIT = 256 << 20 }; /* bytes of one answer */
@@ -42,7 +44,7 @@ enum gw_route {
 struct gw_http_head {
 	const char *content_type; /* NULL: JSON */
 	const char *allow;        /* the method that the path takes */
-	const char *request_id;   /* as the log and the answer name it */
+	const char *request_id;   /* as the log names it */
 	int authenticate;         /* a key is wanted */
 };
 
@@ -127,6 +129,9 @@ void gw_choice_event(struct gw_choice *choice, const struct gw_engine_event *eve
 /* The client's X-Request-Id where it can be taken, else a new one of this kind; true then. */
 bool gw_http_request_id(
     struct MHD_Connection *connection, const char *kind, char id[KV_REQUEST_ID_BYTES]);
+/* A line of the log for an answer that is an error before the engine has it. */
+void gw_http_log_refusal(
+    struct gw_http_server *server, const char *id, unsigned code, const char *message);
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
     unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head);
 enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,

@@ -13,6 +13,12 @@ static json_t *field(const json_t *body, const char *name)
 	return json_is_null(value) ? NULL : value;
 }
 
+/* A message begins with the field that is wrong: error bodies name it by that. */
+static enum kv_status of_field(const char *name, enum kv_status status)
+{
+	return status == KV_INVALID || status == KV_LIMIT ? kv_fail_prefix(status, "%s", name) : status;
+}
+
 static enum kv_status wrong_type(const char *name, const char *expected)
 {
 	return kv_fail(KV_INVALID, "%s: must be %s", name, expected);
@@ -203,9 +209,10 @@ static enum kv_status read_prompt(
 	KV_TRY(unwrap_prompt(&prompt));
 	if (json_is_array(prompt)) return read_token_ids(request, model, "prompt", prompt);
 	if (!json_is_string(prompt)) return wrong_type("prompt", PROMPT_FORMS);
-	return gw_tokenizer_encode(model->tokenizer, request->allocator, json_string_value(prompt),
-	    json_string_length(prompt), parse_special, bos, &request->tokens,
-	    &request->session.token_count);
+	return of_field("prompt",
+	    gw_tokenizer_encode(model->tokenizer, request->allocator, json_string_value(prompt),
+	        json_string_length(prompt), parse_special, bos, &request->tokens,
+	        &request->session.token_count));
 }
 
 /* The content of a message: a text, or parts that are all text. *joined is owned by the caller. */
@@ -282,8 +289,9 @@ static enum kv_status read_messages(
 		status = read_message(
 		    request->allocator, json_array_get(list, i), i + 1, &messages[i], &contents[i]);
 	if (status == KV_OK)
-		status = gw_chat_encode(model->chat_format, model->tokenizer, request->allocator, messages,
-		    (unsigned)count, 1, &request->tokens, &request->session.token_count);
+		status = of_field("messages",
+		    gw_chat_encode(model->chat_format, model->tokenizer, request->allocator, messages,
+		        (unsigned)count, 1, &request->tokens, &request->session.token_count));
 	for (size_t i = 0; contents != NULL && i < count; i++)
 		kv_free(request->allocator, contents[i]);
 	kv_free(request->allocator, contents);
@@ -299,18 +307,18 @@ static enum kv_status fit(struct gw_http_request *request, const struct gw_http_
 	if (prompt == 0) return kv_fail(KV_INVALID, "prompt: is empty, must be at least one token");
 	if (prompt >= model->context)
 		return kv_fail(KV_LIMIT,
-		    "prompt: %u tokens leave no room for an answer, this model's "
-		    "context is %u; shorten the prompt",
-		    prompt, model->context);
+		    "%s: %u tokens leave no room for an answer, this model's context is %u; shorten the "
+		    "prompt",
+		    request->chat ? "messages" : "prompt", prompt, model->context);
 	room = model->context - prompt;
 	if (request->session.max_tokens == 0)
 		request->session.max_tokens =
 		    room < GW_DEFAULT_ANSWER_TOKENS ? room : GW_DEFAULT_ANSWER_TOKENS;
 	if (request->session.max_tokens > room)
 		return kv_fail(KV_LIMIT,
-		    "prompt and max_tokens: %u and %u tokens, but this model's context "
-		    "is %u; shorten the prompt or lower max_tokens to at most %u",
-		    prompt, request->session.max_tokens, model->context, room);
+		    "max_tokens: %u behind a prompt of %u tokens, but this model's context is %u; shorten "
+		    "the prompt or lower max_tokens to at most %u",
+		    request->session.max_tokens, prompt, model->context, room);
 	return KV_OK;
 }
 

@@ -38,7 +38,8 @@ struct gw_http_request {
 };
 
 /* Parse and tokenize. `chat`: the body has messages, else a prompt. KV_INVALID names the field that
- * is wrong, unknown, or asks for what there is not (http_fields.h); KV_NOT_FOUND: a model that is
+ * is wrong, unknown, or asks for what there is not (http_fields.h): the message begins with it and
+ * a colon; KV_NOT_FOUND: a model that is
  * not the served one; KV_LIMIT: prompt and answer do not fit into the context; KV_UNSUPPORTED:
  * messages for a model whose chat template is not known. Thread-safe. On success the caller calls
  * gw_http_request_deinit; `request` must not be moved. */

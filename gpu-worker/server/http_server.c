@@ -129,14 +129,10 @@ enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connec
 	/* The text is copied: the cast only takes the const away. */
 	struct MHD_Response *response = MHD_create_response_from_buffer(
 	    body->length, (void *)(uintptr_t)kv_text(body), MHD_RESPMEM_MUST_COPY);
-	char id[KV_REQUEST_ID_BYTES];
 	enum MHD_Result result;
 
 	if (response == NULL) return MHD_NO;
-	/* What is refused at its head has no exchange that has named it. */
-	if (head->request_id == NULL) gw_http_request_id(connection, "req", id);
-	MHD_add_response_header(
-	    response, "X-Request-Id", head->request_id != NULL ? head->request_id : id);
+	MHD_add_response_header(response, "X-Request-Id", head->request_id);
 	MHD_add_response_header(response, "Content-Type",
 	    head->content_type != NULL && code == 200 ? head->content_type : "application/json");
 	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
@@ -150,18 +146,32 @@ enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connec
 	return result;
 }
 
+void gw_http_log_refusal(
+    struct gw_http_server *server, const char *id, unsigned code, const char *message)
+{
+	if (!kv_log_allows(&server->refusals, "http")) return;
+	kv_log_set_subject((struct kv_log_subject){.request = id});
+	kv_info("http", "refused %u: %s", code, message);
+	kv_log_set_subject((struct kv_log_subject){0});
+}
+
 enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,
     const struct gw_http_error *error, const char *message, const struct gw_http_head *head)
 {
-	static const struct gw_http_head plain;
+	struct gw_http_head named = {0};
 	struct kv_text_buffer body;
 	enum MHD_Result result = MHD_NO;
+	char id[KV_REQUEST_ID_BYTES];
 
+	/* No exchange has named it. */
+	if (head != NULL) named = *head;
+	gw_http_request_id(connection, "req", id);
+	named.request_id = id;
+	gw_http_log_refusal(server, id, error->code, message);
 	kv_text_init(&body, server->options.allocator, 4096);
 	gw_error_body(&body, error, message, "", 0);
 	if (kv_text_status(&body) == KV_OK)
-		result =
-		    gw_http_respond(server, connection, error->code, &body, head != NULL ? head : &plain);
+		result = gw_http_respond(server, connection, error->code, &body, &named);
 	kv_text_deinit(&body);
 	return result;
 }

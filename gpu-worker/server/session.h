@@ -38,6 +38,7 @@ struct gw_token_record {
 enum gw_finish { GW_RUNNING, GW_FINISH_STOP, GW_FINISH_LENGTH, GW_FINISH_ERROR };
 
 struct gw_session_request {
+	const char *request_id;    /* for the log; NULL: none */
 	const char *sequence_id;   /* NULL: the store chooses */
 	const char *resume_id;     /* NULL: a new sequence; else tokens, sampling and stop texts are the
 	                              stored ones */

@@ -15,19 +15,19 @@ static enum kv_status check_penalty(const char *name, float value)
 {
 	if (value >= -2.0f && value <= 2.0f) return KV_OK;
 	return kv_fail(
-	    KV_INVALID, "%s %g is out of range; use a value from -2 to 2", name, (double)value);
+	    KV_INVALID, "%s: %g is out of range; use a value from -2 to 2", name, (double)value);
 }
 
 enum kv_status gw_sampler_init(struct gw_sampler *sampler, const struct gw_sampler_options *options)
 {
 	if (!(options->temperature >= 0.0f && options->temperature <= 100.0f))
-		return kv_fail(KV_INVALID, "temperature %g is out of range; use a value from 0 to 100",
+		return kv_fail(KV_INVALID, "temperature: %g is out of range; use a value from 0 to 100",
 		    (double)options->temperature);
 	if (!(options->top_p > 0.0f && options->top_p <= 1.0f))
-		return kv_fail(KV_INVALID, "top_p %g is out of range; use a value over 0 and at most 1",
+		return kv_fail(KV_INVALID, "top_p: %g is out of range; use a value over 0 and at most 1",
 		    (double)options->top_p);
 	if (!(options->min_p >= 0.0f && options->min_p <= 1.0f))
-		return kv_fail(KV_INVALID, "min_p %g is out of range; use a value from 0 to 1",
+		return kv_fail(KV_INVALID, "min_p: %g is out of range; use a value from 0 to 1",
 		    (double)options->min_p);
 	KV_TRY(check_penalty("frequency_penalty", options->frequency_penalty));
 	KV_TRY(check_penalty("presence_penalty", options->presence_penalty));

@@ -196,6 +196,20 @@ static void agrees_with_the_answer(const json_t *trace, const json_t *answer)
 	assert_int_equal((long)number(choice, "steps"), 59);
 }
 
+/* A line of the worker's log that has all of these. */
+static bool logged(const char *one, const char *other)
+{
+	char line[2048];
+	FILE *log = fopen(worker.log, "r");
+	bool found = false;
+
+	assert_non_null(log);
+	while (!found && fgets(line, sizeof line, log) != NULL)
+		found = strstr(line, one) != NULL && strstr(line, other) != NULL;
+	fclose(log);
+	return found;
+}
+
 static void a_cold_prompt_and_a_warm_one(void **state)
 {
 	struct serve_reply reply;
@@ -233,6 +247,7 @@ static void a_cold_prompt_and_a_warm_one(void **state)
 	assert_true(layers >= prefill / 2);
 	json_decref(cold);
 	json_decref(warm);
+	assert_true(logged("answer length ", " request=cold sequence="));
 	text = kvctl("cold", NULL, 0);
 	assert_non_null(strstr(text, "request   cold\n"));
 	assert_non_null(strstr(text, "completion, done (200)"));
@@ -332,6 +347,37 @@ static void named(const char *method, const char *path, const char *headers, con
 	serve_reply_deinit(&reply);
 }
 
+/* OpenAI's `param`: the field that is wrong, null where none is. */
+static void errors_name_the_field(void **state)
+{
+	static const struct {
+		const char *path, *body, *field;
+	} cases[] = {
+	    {"/v1/completions", "{\"prompt\":5}", "prompt"},
+	    {"/v1/completions", "{\"prompt\":\"a\",\"top_p\":2}", "top_p"},
+	    {"/v1/completions", "{\"prompt\":\"a\",\"model\":\"b\"}", "model"},
+	    {"/v1/completions", "{\"resume\":\"nobody\"}", "resume"},
+	    {"/v1/chat/completions", "{\"messages\":[]}", "messages"},
+	    {"/tokenize", "{\"prompt\":\"a\",\"n\":1}", "n"},
+	    {"/v1/completions", "{", NULL},
+	};
+
+	(void)state;
+	serve_extra_headers(header_named(NULL));
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		struct serve_reply reply;
+		const json_t *param;
+
+		assert_true(serve_ask(&worker, "POST", cases[i].path, cases[i].body, &reply));
+		param = json_object_get(json_object_get(reply.json, "error"), "param");
+		if (cases[i].field == NULL)
+			assert_true(json_is_null(param));
+		else if (!json_is_string(param) || strcmp(json_string_value(param), cases[i].field) != 0)
+			fail_msg("%s: %s", cases[i].body, reply.body);
+		serve_reply_deinit(&reply);
+	}
+}
+
 static void every_answer_has_a_name(void **state)
 {
 	static char large[16384];
@@ -380,6 +426,11 @@ static void every_answer_has_a_name(void **state)
 		serve_call_close(&running[i]);
 	serve_call_close(&waiting);
 	assert_true(serve_wait_number(&worker, "running", 0));
+	/* The log names those that never came to the engine, too. */
+	assert_true(logged("refused 400: prompt: must be", " request=e400\n"));
+	assert_true(logged("refused 401: ", " request=e401\n"));
+	assert_true(logged("refused 413: ", " request=e413\n"));
+	assert_true(logged("answer not found ", " request=s404\n"));
 	/* What failed has a trace that says so. */
 	trace = ended_trace_of("e400", "failed");
 	assert_int_equal((long)number(trace, "code"), 400);
@@ -533,6 +584,7 @@ int main(void)
 	    cmocka_unit_test(two_at_once_and_two_choices),
 	    cmocka_unit_test(one_that_runs_and_is_left),
 	    cmocka_unit_test(every_answer_has_a_name),
+	    cmocka_unit_test(errors_name_the_field),
 	    cmocka_unit_test(ids_that_are_none),
 	    cmocka_unit_test(hostile_readers),
 	    cmocka_unit_test(a_stopping_worker_names_its_answers),

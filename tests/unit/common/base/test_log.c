@@ -88,6 +88,31 @@ static void one_event_is_one_line(void **state)
 	assert_non_null(strstr(captured, "xxx...\n"));
 }
 
+static void emit_about_a_request(void)
+{
+	static char text[6000];
+
+	memset(text, 'x', sizeof text - 1);
+	kv_log_set_subject((struct kv_log_subject){"cmpl-1", "seq-1"});
+	kv_info("test", "one");
+	kv_info("test", "%s", text);
+	kv_log_set_subject((struct kv_log_subject){"cmpl-2", ""});
+	kv_info("test", "two");
+	kv_log_set_subject((struct kv_log_subject){0});
+	kv_info("test", "three");
+}
+
+static void a_line_says_what_it_is_about(void **state)
+{
+	(void)state;
+	capture(emit_about_a_request);
+	assert_non_null(strstr(captured, "test: one request=cmpl-1 sequence=seq-1\n"));
+	/* However long it is. */
+	assert_non_null(strstr(captured, "xxx... request=cmpl-1 sequence=seq-1\n"));
+	assert_non_null(strstr(captured, "test: two request=cmpl-2\n"));
+	assert_non_null(strstr(captured, "test: three\n"));
+}
+
 static void level_words_are_strict(void **state)
 {
 	enum kv_log_level level = KV_LOG_INFO;
@@ -183,6 +208,7 @@ int main(void)
 	    cmocka_unit_test(levels_are_filtered),
 	    cmocka_unit_test(the_journal_gets_priorities),
 	    cmocka_unit_test(one_event_is_one_line),
+	    cmocka_unit_test(a_line_says_what_it_is_about),
 	    cmocka_unit_test(level_words_are_strict),
 	    cmocka_unit_test(a_reader_that_hangs_stops_nobody),
 	    cmocka_unit_test(a_limit_leaves_lines_out_and_says_how_many),

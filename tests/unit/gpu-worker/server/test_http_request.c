@@ -8,6 +8,7 @@
 
 #include <cmocka.h>
 
+#include "gpu-worker/server/http_completion.h"
 #include "gpu-worker/server/http_request.h"
 #include "tests/unit/gpu-worker/text/small_vocabulary.h"
 
@@ -42,6 +43,50 @@ static void refused(int chat, const char *body, enum kv_status expected, const c
 	if (status != expected || strstr(kv_error_message(), named) == NULL)
 		fail_msg("%s: %s \"%s\", expected %s naming \"%s\"", body, kv_status_text(status),
 		    kv_error_message(), kv_status_text(expected), named);
+}
+
+/* `field` NULL: none is at fault. */
+static void blames(int chat, const char *body, const char *field)
+{
+	char param[GW_PARAM_BYTES] = "";
+	struct gw_http_request request;
+	enum kv_status status = parse_as(&request, chat, body);
+	const struct gw_http_error error = gw_http_error_of(status, 0);
+
+	if (status == KV_OK) fail_msg("%s is taken", body);
+	if (gw_error_param(&error, kv_error_message(), param) != (field != NULL) ||
+	    strcmp(param, field != NULL ? field : "") != 0)
+		fail_msg("%s: \"%s\" blames %s, not %s", body, kv_error_message(), param,
+		    field != NULL ? field : "nothing");
+}
+
+static void the_field_that_is_wrong_is_named(void **state)
+{
+	(void)state;
+	blames(0, "{", NULL);
+	blames(0, "[]", NULL);
+	blames(0, "{}", "prompt");
+	blames(0, "{\"prompt\":5}", "prompt");
+	blames(0, "{\"prompt\":[99999]}", "prompt");
+	blames(0, "{\"prompt\":\"a\",\"temperature\":101}", "temperature");
+	blames(0, "{\"prompt\":\"a\",\"temperature\":\"a: b\"}", "temperature");
+	blames(0, "{\"prompt\":\"a\",\"top_p\":2}", "top_p");
+	blames(0, "{\"prompt\":\"a\",\"min_p\":-1}", "min_p");
+	blames(0, "{\"prompt\":\"a\",\"presence_penalty\":9}", "presence_penalty");
+	blames(0, "{\"prompt\":\"hello hello\",\"max_tokens\":99}", "max_tokens");
+	blames(0, "{\"prompt\":\"a\",\"n\":0}", "n");
+	blames(0, "{\"prompt\":\"a\",\"stop\":[7]}", "stop");
+	blames(0, "{\"prompt\":\"a\",\"logprobs\":21}", "logprobs");
+	blames(0, "{\"prompt\":\"a\",\"have_tokens\":3}", "have_tokens");
+	blames(0, "{\"prompt\":\"a\",\"sequence\":\"a b\"}", "sequence");
+	blames(0, "{\"prompt\":\"a\",\"stream_options\":1}", "stream_options");
+	blames(0, "{\"prompt\":\"a\",\"model\":\"b\"}", "model");
+	blames(0, "{\"prompt\":\"a\",\"foo\":3}", "foo");
+	blames(0, "{\"prompt\":\"a\",\"f o: o\":3}", "f?o:?o");
+	blames(1, "{\"messages\":[]}", "messages");
+	blames(1, "{\"messages\":[{\"role\":\"x\",\"content\":\"a\"}]}", "messages");
+	blames(1, "{\"messages\":[{\"role\":\"user\",\"content\":5}]}", "messages");
+	blames(1, "{\"messages\":[{\"role\":\"user\",\"content\":\"a\"}],\"tools\":[1]}", "tools");
 }
 
 static void fills_every_field(void **state)
@@ -290,10 +335,10 @@ static void refuses_fields_that_it_would_ignore(void **state)
 	    {1, "n", "1.5", "n: must be an integer"},
 	    {0, "suffix", "\"x\"", "suffix: \"x\""},
 	    {0, "logit_bias", "{\"5\":1}", "logit_bias: {\"5\":1}"},
-	    {1, "frequency_penalty", "2.5", "frequency_penalty 2.5"},
+	    {1, "frequency_penalty", "2.5", "frequency_penalty: 2.5"},
 	    {1, "frequency_penalty", "false", "frequency_penalty: must be a number"},
-	    {0, "presence_penalty", "-2.1", "presence_penalty -2.1"},
-	    {0, "min_p", "1.5", "min_p 1.5"},
+	    {0, "presence_penalty", "-2.1", "presence_penalty: -2.1"},
+	    {0, "min_p", "1.5", "min_p: 1.5"},
 	    {1, "tools", "[{\"type\":\"function\"}]", "tools: [{"},
 	    {1, "tool_choice", "\"required\"", "tool_choice: \"required\""},
 	    {1, "response_format", "{\"type\":\"json_object\"}", "response_format: {"},
@@ -572,6 +617,7 @@ static int destroy_tokenizer(void **state)
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
+	    cmocka_unit_test(the_field_that_is_wrong_is_named),
 	    cmocka_unit_test(fills_every_field),
 	    cmocka_unit_test(has_defaults),
 	    cmocka_unit_test(takes_token_ids_and_one_stop),
