@@ -1,6 +1,7 @@
 #include "common/base/log.h"
 
 #include "common/base/clock.h"
+#include "common/base/journal.h"
 
 #include <errno.h>
 #include <inttypes.h>
@@ -22,6 +23,7 @@ static atomic_int current_level = KV_LOG_INFO;
 static _Thread_local struct kv_log_subject current_subject;
 
 /* Set once, before there are threads. */
+static const char *program = "clusterkv";
 static bool never_waits;
 
 /* Of processes that never wait: keeps what poll said true until the line is written. */
@@ -82,6 +84,11 @@ static void hide_control_characters(char *text, size_t length)
 
 		if (byte < 0x20 || byte == 0x7f) text[i] = byte == '\n' || byte == '\t' ? ' ' : '?';
 	}
+}
+
+void kv_log_set_program(const char *name)
+{
+	program = name;
 }
 
 void kv_log_never_wait(void)
@@ -148,6 +155,23 @@ static void put_subject(char text[SUBJECT_SIZE])
 	    sequence ? subject->sequence : "");
 }
 
+/* A journal that does not take the line reads it from standard error, without its fields. */
+static bool send_to_journal(
+    enum kv_log_level level, const char *module, const char *line, size_t length)
+{
+	const size_t mark = sizeof "<6>" - 1;
+	struct kv_journal_entry entry = {.priority = level_priorities[level],
+	    .identifier = program,
+	    .module = module,
+	    .request = current_subject.request,
+	    .sequence = current_subject.sequence};
+
+	if (!kv_journal_is_stderr()) return false;
+	entry.message = line + mark;
+	entry.message_length = length - mark - 1; /* nor the line's end */
+	return kv_journal_send(&entry, !never_waits) != 0;
+}
+
 void kv_log(enum kv_log_level level, const char *module, const char *format, ...)
 {
 	char line[LINE_SIZE], subject[SUBJECT_SIZE];
@@ -169,6 +193,10 @@ void kv_log(enum kv_log_level level, const char *module, const char *format, ...
 	length += strlen(subject);
 	hide_control_characters(line + head, length - head);
 	line[length++] = '\n';
+	if (send_to_journal(level, module, line, length)) {
+		errno = saved_errno;
+		return;
+	}
 	if (never_waits)
 		put_or_drop(line, length);
 	else

@@ -2,6 +2,8 @@
  *
  * A line is `time level module: text key=value …`; under a service manager (JOURNAL_STREAM set) the
  * time is left out and the line starts with the <N> priority. Thread-safe: one write(2) for a line.
+ * Where stderr is the journal itself, the line goes there with its fields (journal.h) instead, and
+ * to stderr when that fails.
  */
 #ifndef KV_COMMON_BASE_LOG_H
 #define KV_COMMON_BASE_LOG_H
@@ -16,6 +18,9 @@ enum kv_log_level { KV_LOG_ERROR, KV_LOG_WARNING, KV_LOG_INFO, KV_LOG_DEBUG };
 
 void kv_log_set_level(enum kv_log_level level);
 enum kv_log_level kv_log_level(void);
+
+/* Before there are threads: by what name the journal has this program. Borrowed. */
+void kv_log_set_program(const char *name);
 
 /* For processes that others wait for, to be called before there are threads: from now on a line
  * that standard error does not take at once (a terminal that is stopped, a reader that hangs) is

@@ -428,6 +428,7 @@ bool kv_config_start(const struct kv_program *program, int argc, char *const *ar
 	int skipped = 1;
 	enum kv_status status;
 
+	kv_log_set_program(program->name);
 	if (program->command_count) {
 		if (!choose_command(program, argc, argv, allocator, &chosen, exit_code)) return false;
 		skipped = 2;
