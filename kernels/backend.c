@@ -11,12 +11,13 @@ enum kv_status kn_backend_check_table(const struct kn_backend_ops *ops)
 		return kv_fail(KV_UNSUPPORTED,
 		    "backend %s has interface %u, this program needs %d: rebuild it",
 		    ops->name ? ops->name : "?", ops->abi, KN_BACKEND_ABI);
-	int whole = ops->name && ops->open && ops->close && ops->describe && ops->buffer_create &&
-	            ops->buffer_destroy && ops->memory_register && ops->memory_unregister &&
-	            ops->upload && ops->download && ops->fill && ops->stream_create &&
-	            ops->stream_destroy && ops->stream_order && ops->stream_wait && ops->step_begin &&
-	            ops->step_end && ops->weight_pack && ops->weight_destroy && ops->weight_bytes &&
-	            ops->memory_use && ops->scratch_bytes && ops->stream_reserve;
+	int whole = ops->kv_types && ops->name && ops->open && ops->close && ops->describe &&
+	            ops->buffer_create && ops->buffer_destroy && ops->memory_register &&
+	            ops->memory_unregister && ops->upload && ops->download && ops->fill &&
+	            ops->stream_create && ops->stream_destroy && ops->stream_order &&
+	            ops->stream_wait && ops->step_begin && ops->step_end && ops->weight_pack &&
+	            ops->weight_destroy && ops->weight_bytes && ops->memory_use &&
+	            ops->scratch_bytes && ops->stream_reserve;
 #define CHECK_OP(op, arguments) whole = whole && ops->op;
 	KN_BACKEND_OPS(CHECK_OP)
 #undef CHECK_OP

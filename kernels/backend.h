@@ -114,7 +114,8 @@ struct kn_memory_use {
 struct kn_backend_ops {
 	uint32_t abi;     /* KN_BACKEND_ABI */
 	uint32_t unified; /* 1: backend memory is ordinary memory of the process */
-	const char *name; /* "cpu" */
+	uint32_t kv_types; /* 1 << enum kn_kv_type, for each that it takes */
+	const char *name;  /* "cpu" */
 	enum kv_status (*open)(const struct kn_backend_options *options, struct kn_backend **backend);
 	void (*close)(struct kn_backend *backend);
 	/* One line for people, e.g. "cpu avx512 threads=2"; borrowed for the backend's life. */

@@ -21,6 +21,11 @@ extern "C" {
 /* BF16 is for backends that say so; the cpu backend refuses it (KV_UNSUPPORTED). */
 enum kn_kv_type { KN_KV_F16 = 0, KN_KV_F32 = 1, KN_KV_BF16 = 2 };
 
+static inline const char *kn_kv_type_name(enum kn_kv_type type)
+{
+	return type == KN_KV_F32 ? "f32" : type == KN_KV_BF16 ? "bf16" : "f16";
+}
+
 /* Bytes of one KV row. */
 static inline size_t kn_kv_row_bytes(enum kn_kv_type type, uint32_t head_dim)
 {

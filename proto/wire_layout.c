@@ -14,7 +14,7 @@ enum kv_status kvw_model_layout_check(const struct kvw_model_layout *model)
 	KV_TRY(check_range("layers", model->layers, 1, KVW_MAX_LAYERS));
 	KV_TRY(check_range("kv_heads", model->kv_heads, 1, KVW_MAX_KV_HEADS));
 	KV_TRY(check_range("head_dim", model->head_dim, 1, KVW_MAX_HEAD_DIM));
-	KV_TRY(check_range("kv_type", model->kv_type, KVW_KV_F16, KVW_KV_F32));
+	KV_TRY(check_range("kv_type", model->kv_type, KVW_KV_F16, KVW_KV_BF16));
 	KV_TRY(check_range("dense_layers", model->dense_layers, 0, model->layers));
 	KV_TRY(check_range("sinks", model->sinks, 0, KVW_MAX_SEGMENT_TOKENS));
 	KV_TRY(check_range("cluster_tokens", model->cluster_tokens, 1, KVW_MAX_SEGMENT_TOKENS));

@@ -37,7 +37,7 @@ enum {
 	KVW_MAX_SEQUENCE_ID = 64 /* bytes of a sequence id, terminator included */
 };
 
-enum kvw_kv_type { KVW_KV_F16 = 0, KVW_KV_F32 = 1 };
+enum kvw_kv_type { KVW_KV_F16 = 0, KVW_KV_F32 = 1, KVW_KV_BF16 = 2 };
 
 /* What a model's segments look like. Equal for all workers of one model id, or HELLO is refused. */
 struct kvw_model_layout {

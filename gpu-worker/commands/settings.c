@@ -9,7 +9,7 @@
 
 static const char *const backend_words[] = {"auto", "cpu", "cuda", NULL};
 static const char *const precision_words[] = {"default", "fp32", NULL};
-static const char *const kv_type_words[] = {"auto", "f16", "f32", NULL};
+static const char *const kv_type_words[] = {"auto", "f16", "f32", "bf16", NULL};
 static const char *const level_words[] = {"auto", "plain", "avx2", "avx512", NULL};
 static const char *const score_words[] = {"size", "paper", NULL};
 static const char *const switch_words[] = {"off", "on", NULL};
@@ -86,7 +86,8 @@ static const struct kv_option options[] = {
 	WORD("precision", precision, "default", precision_words,
 		"fp32 keeps activations in float (slow, for tests) and implies --kv-type f32.", WORKING),
 	WORD("kv-type", kv_type, "auto", kv_type_words,
-		"Type of stored keys and values; auto is f16, f32 with --precision fp32.", WORKING),
+		"Type of stored keys and values; auto is f16, f32 with --precision fp32. bf16 is for GPUs: "
+			"the range of f32, fewer digits than f16.", WORKING),
 	NUMBER("threads", threads, "0", "threads", "Compute threads; 0: one for each CPU.", WORKING, 0,
 		256),
 	WORD("cpu-level", cpu_level, "auto", level_words, "Highest CPU instructions to use.", WORKING),

@@ -22,12 +22,15 @@ enum gw_command_bit {
 	GW_MODEL_COMMANDS = GW_SERVE | GW_GENERATE | GW_PERPLEXITY | GW_LOGITS
 };
 
+/* Words of --kv-type. */
+enum gw_kv_word { GW_KV_AUTO, GW_KV_F16, GW_KV_F32, GW_KV_BF16 };
+
 struct gw_settings {
 	/* model and backend */
 	const char *model, *backend;
 	const char *backend_path;        /* "": where the installation has plug-ins */
 	uint64_t device_memory;
-	int precision, kv_type;          /* words: default fp32; auto f16 f32 */
+	int precision, kv_type;          /* words: default fp32; enum gw_kv_word */
 	uint32_t threads, chunk, max_batch;
 	uint32_t context;                /* most tokens of a sequence; 0: the model's */
 	int cpu_level;                   /* words: auto plain avx2 avx512 */

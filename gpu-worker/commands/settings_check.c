@@ -141,6 +141,9 @@ static enum kv_status check_device_options(const struct gw_settings *s)
 	if (s->backend_path[0] != '\0')
 		return kv_fail(KV_INVALID, "--backend-path %s with --backend cpu: it is where the plug-in "
 			"for GPUs is; leave it out, or use --backend cuda", s->backend_path);
+	if (s->kv_type == GW_KV_BF16)
+		return kv_fail(KV_INVALID, "--kv-type bf16 with --backend cpu: the cpu backend has f16 and "
+			"f32; use one of them, or --backend cuda");
 	return KV_OK;
 }
 
@@ -151,9 +154,12 @@ enum kv_status gw_settings_validate(const struct kv_command *command, const void
 	struct gw_policy_options options;
 
 	KV_TRY(check_device_options(s));
-	if (s->precision == 1 && s->kv_type == 1)
-		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type f16: fp32 implies f32 "
-			"key/values; leave --kv-type out");
+	if (s->precision == 1 && (s->kv_type == GW_KV_F16 || s->kv_type == GW_KV_BF16))
+		return kv_fail(KV_INVALID, "--precision fp32 with --kv-type %s: fp32 implies f32 "
+			"key/values; leave --kv-type out", s->kv_type == GW_KV_F16 ? "f16" : "bf16");
+	if (s->audit && s->kv_type == GW_KV_BF16)
+		return kv_fail(KV_INVALID, "--audit with --kv-type bf16: audits are computed on the CPU, "
+			"which has f16 and f32; use one of them");
 	if (s->resume != NULL && s->sequence != NULL)
 		return kv_fail(KV_INVALID,
 			"--resume %s with --sequence %s: a resumed sequence keeps its id", s->resume,

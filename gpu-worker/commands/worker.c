@@ -43,6 +43,9 @@ static enum kv_status open_backend(struct gw_worker *worker, const struct gw_ggu
 	if (worker->ops->unified && s->device_memory > 0)
 		return kv_fail(KV_USAGE, "--device-memory %llu on the %s backend, which has no memory of "
 			"its own: leave it out", (unsigned long long)s->device_memory, worker->ops->name);
+	if ((worker->ops->kv_types & 1u << worker->kv_type) == 0)
+		return kv_fail(KV_USAGE, "--kv-type %s: the %s backend does not have it; use f16 or f32",
+			kn_kv_type_name(worker->kv_type), worker->ops->name);
 	return worker->ops->stream_create(worker->backend, KN_STREAM_COMPUTE, &worker->stream);
 }
 
@@ -246,7 +249,9 @@ static void begin(struct gw_worker *worker, const struct gw_settings *settings,
 	worker->context = settings->context;
 	name_worker(worker, settings);
 	worker->synthetic = gw_is_synthetic(settings->model);
-	worker->kv_type = settings->kv_type == 2 || settings->precision == 1 ? KN_KV_F32 : KN_KV_F16;
+	worker->kv_type = settings->kv_type == GW_KV_F32 || settings->precision == 1 ? KN_KV_F32
+	                  : settings->kv_type == GW_KV_BF16                         ? KN_KV_BF16
+	                                                                             : KN_KV_F16;
 }
 
 /* As short a sequence as a command runs: what that has no room for, none has. */

@@ -17,7 +17,9 @@ void gw_pipeline_layout(const struct gw_model_shape *shape, const struct gw_poli
 	layout->layers = shape->layers;
 	layout->kv_heads = shape->kv_heads;
 	layout->head_dim = shape->head_dim;
-	layout->kv_type = kv_type == KN_KV_F32 ? KVW_KV_F32 : KVW_KV_F16;
+	layout->kv_type = kv_type == KN_KV_F32    ? KVW_KV_F32
+	                  : kv_type == KN_KV_BF16 ? KVW_KV_BF16
+	                                          : KVW_KV_F16;
 	layout->dense_layers = policy->dense_layers < shape->layers ? policy->dense_layers
 	                                                             : shape->layers;
 	layout->sinks = policy->sinks;

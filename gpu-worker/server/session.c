@@ -481,7 +481,7 @@ json_t *gw_report_json(const struct gw_pipeline *pipeline, const struct gw_repor
 	uint64_t looked_up = cache->hit_bytes + cache->miss_bytes;
 	json_t *object = json_pack("{s:s, s:i, s:s, s:s, s:s}", "policy", o->policy.name, "budget",
 		(int)o->policy.budget, "transport", o->store != NULL ? kvc_transport(o->store) : "none",
-		"backend", o->ops->name, "kv_type", o->kv_type == KN_KV_F32 ? "f32" : "f16");
+		"backend", o->ops->name, "kv_type", kn_kv_type_name(o->kv_type));
 
 	if (object == NULL) return NULL;
 	json_object_set_new(object, "prefill_seconds", json_real(report->prefill_seconds));

@@ -248,6 +248,7 @@ static enum kv_status cpu_stream_reserve(
 
 const struct kn_backend_ops kn_cpu_ops = {.abi = KN_BACKEND_ABI,
     .unified = 1,
+    .kv_types = 1u << KN_KV_F16 | 1u << KN_KV_F32,
     .name = "cpu",
     .open = cpu_open,
     .close = cpu_close,

@@ -158,6 +158,7 @@ static const char *cuda_describe(struct kn_backend *backend)
 
 static const struct kn_backend_ops cuda_ops = {.abi = KN_BACKEND_ABI,
     .unified = 0,
+    .kv_types = 1u << KN_KV_F16 | 1u << KN_KV_F32 | 1u << KN_KV_BF16,
     .name = "cuda",
     .open = cuda_open,
     .close = cuda_close,

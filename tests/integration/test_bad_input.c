@@ -152,6 +152,12 @@ static void options_of_backends(void **state)
 	        {"--device-memory 1073741824 on the cpu backend", "leave it out"}},
 	    {{"serve", "--model", MODEL, "--check", "--backend", "cuda", "--backend-path", "/nowhere"},
 	        1, {"backend cuda", "no libclusterkv_cuda.so in /nowhere"}},
+	    {{GENERATE, "--backend", "cpu", "--kv-type", "bf16"}, 2, {"--kv-type bf16", "f16 and f32"}},
+	    {{GENERATE, "--backend-path", "/nowhere", "--kv-type", "bf16"}, 2,
+	        {"--kv-type bf16: the cpu backend", "use f16 or f32"}},
+	    {{GENERATE, "--precision", "fp32", "--kv-type", "bf16"}, 2, {"--precision fp32", "leave"}},
+	    {{"perplexity", "--model", MODEL, "--tokens-file", "-", "--audit", "--kv-type", "bf16"}, 2,
+	        {"--audit with --kv-type bf16", "use one of them"}},
 	    {{GENERATE, "--context", "100000"}, 2, {"--context 100000", "tiny_llama.gguf"}},
 	    {{GENERATE, "--context", "100"}, 1, {"128 to generate", "worker's context is 100"}},
 	};

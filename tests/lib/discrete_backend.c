@@ -441,6 +441,7 @@ static enum kv_status discrete_step_end(struct kn_backend *backend, struct kn_st
 
 const struct kn_backend_ops kvt_discrete_ops = {.abi = KN_BACKEND_ABI,
     .unified = 0,
+    .kv_types = 1u << KN_KV_F16 | 1u << KN_KV_F32,
     .name = "discrete",
     .open = discrete_open,
     .close = discrete_close,

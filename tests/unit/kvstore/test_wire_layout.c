@@ -141,8 +141,8 @@ static void test_refusals(void **state)
 	model.dense_layers = 3;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "dense_layers is 3");
 	model = engine_world_layout;
-	model.kv_type = 2;
-	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "kv_type is 2");
+	model.kv_type = 3;
+	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "kv_type is 3");
 	model = engine_world_layout;
 	model.cluster_tokens = 0;
 	assert_fails(kvw_model_layout_check(&model), KV_INVALID, "cluster_tokens is 0");
