@@ -15,7 +15,8 @@ enum neutral {
 	ONE = 16,
 	EMPTY = 32,     /* "", [] or {} */
 	TEXT_ONLY = 64, /* ["text"], or {"type": "text"} */
-	NULL_ONLY = 128
+	NULL_ONLY = 128,
+	RESUMED = 256 /* also when a sequence is resumed, or refused there in its own words */
 };
 
 enum {
@@ -34,7 +35,7 @@ static const struct row {
 	unsigned places, neutral;
 	const char *words[2]; /* texts that change nothing */
 } rows[] = {
-    {"model", BOTH | TOKENIZE | DETOKENIZE, TAKEN, {NULL}},
+    {"model", BOTH | TOKENIZE | DETOKENIZE, TAKEN | RESUMED, {NULL}},
     {"prompt", COMPLETION | TOKENIZE, TAKEN, {NULL}},
     {"messages", CHAT | TOKENIZE, TAKEN, {NULL}},
     {"tokens", DETOKENIZE, TAKEN, {NULL}},
@@ -48,17 +49,17 @@ static const struct row {
     {"frequency_penalty", BOTH, TAKEN, {NULL}},
     {"presence_penalty", BOTH, TAKEN, {NULL}},
     {"seed", BOTH, TAKEN, {NULL}},
-    {"n", BOTH, TAKEN, {NULL}},
-    {"logprobs", BOTH, TAKEN, {NULL}},
-    {"top_logprobs", CHAT, TAKEN, {NULL}},
+    {"n", BOTH, TAKEN | RESUMED, {NULL}},
+    {"logprobs", BOTH, TAKEN | RESUMED, {NULL}},
+    {"top_logprobs", CHAT, TAKEN | RESUMED, {NULL}},
     {"stop", BOTH, TAKEN, {NULL}},
-    {"stream", BOTH, TAKEN, {NULL}},
-    {"stream_options", BOTH, TAKEN, {NULL}},
-    {"sequence", BOTH, TAKEN, {NULL}},
-    {"resume", BOTH, TAKEN, {NULL}},
-    {"have_tokens", BOTH, TAKEN, {NULL}},
+    {"stream", BOTH, TAKEN | RESUMED, {NULL}},
+    {"stream_options", BOTH, TAKEN | RESUMED, {NULL}},
+    {"sequence", BOTH, TAKEN | RESUMED, {NULL}},
+    {"resume", BOTH, TAKEN | RESUMED, {NULL}},
+    {"have_tokens", BOTH, TAKEN | RESUMED, {NULL}},
     {"ignore_end", BOTH, TAKEN, {NULL}},
-    {"logits_digest", BOTH, TAKEN, {NULL}},
+    {"logits_digest", BOTH, TAKEN | RESUMED, {NULL}},
     {"parse_special", COMPLETION | TOKENIZE, TAKEN, {NULL}},
 
     {"user", BOTH, ANY, {NULL}},
@@ -206,6 +207,26 @@ static enum kv_status check(
 	show_value(value, &shown_value);
 	return kv_fail(KV_INVALID, "%s: %s is not supported in %s%s; leave it out", shown_name,
 	    shown_value.text, where, taken(row));
+}
+
+static bool goes_with_resume(const char *name, const json_t *value)
+{
+	const struct row *row = find(name, (enum gw_field_place)BOTH);
+
+	return row == NULL || (row->neutral & TAKEN) == 0 || (row->neutral & RESUMED) != 0 ||
+	       json_is_null(value) || is_empty(value);
+}
+
+enum kv_status gw_fields_check_resume(const json_t *object)
+{
+	json_t *fields = (json_t *)(uintptr_t)object;
+
+	for (void *at = json_object_iter(fields); at != NULL; at = json_object_iter_next(fields, at))
+		if (!goes_with_resume(json_object_iter_key(at), json_object_iter_value(at)))
+			return kv_fail(KV_INVALID,
+			    "%s: a resumed sequence goes on as it was begun; leave it out",
+			    json_object_iter_key(at));
+	return KV_OK;
 }
 
 enum kv_status gw_fields_check(const json_t *object, enum gw_field_place place, const char *where)

@@ -26,6 +26,9 @@ enum gw_field_place {
  * it has (null never does). Else KV_INVALID names field, value, and what would be taken. Values of
  * supported fields are not looked at. `where` names the object in messages. */
 enum kv_status gw_fields_check(const json_t *object, enum gw_field_place place, const char *where);
+/* After that of a completion with `resume`: the sequence has its prompt, sampling and end already.
+ * KV_INVALID names a field that would be left out of account; null and empty ones are none. */
+enum kv_status gw_fields_check_resume(const json_t *object);
 
 #ifdef __cplusplus
 }

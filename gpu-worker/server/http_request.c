@@ -5,6 +5,8 @@
 #include <stdbool.h>
 #include <string.h>
 
+#include "gpu-worker/server/http_json.h"
+
 /* What is absent or null keeps the value that it has. */
 static json_t *field(const json_t *body, const char *name)
 {
@@ -57,14 +59,16 @@ static enum kv_status read_u32(const json_t *body, const char *name, uint32_t le
 	return KV_OK;
 }
 
-static enum kv_status read_real(const json_t *body, const char *name, float *out)
+/* `range` for the message; the sampler judges what a float can hold. */
+static enum kv_status read_real(const json_t *body, const char *name, const char *range, float *out)
 {
 	const json_t *value = field(body, name);
 
 	if (value == NULL) return KV_OK;
 	if (!json_is_number(value)) return wrong_type(name, "a number");
 	if (fabs(json_number_value(value)) > (double)FLT_MAX)
-		return kv_fail(KV_INVALID, "%s: %g is out of range", name, json_number_value(value));
+		return kv_fail(KV_INVALID, "%s: %g is out of range; use a value %s", name,
+		    json_number_value(value), range);
 	*out = (float)json_number_value(value);
 	return KV_OK;
 }
@@ -111,12 +115,12 @@ static enum kv_status read_sampling(const json_t *body, struct gw_sampler_option
 
 	sampling->temperature = 1.0F;
 	sampling->top_p = 1.0F;
-	KV_TRY(read_real(body, "temperature", &sampling->temperature));
-	KV_TRY(read_real(body, "top_p", &sampling->top_p));
+	KV_TRY(read_real(body, "temperature", "from 0 to 100", &sampling->temperature));
+	KV_TRY(read_real(body, "top_p", "over 0 and at most 1", &sampling->top_p));
 	KV_TRY(read_u32(body, "top_k", 0, &sampling->top_k));
-	KV_TRY(read_real(body, "min_p", &sampling->min_p));
-	KV_TRY(read_real(body, "frequency_penalty", &sampling->frequency_penalty));
-	KV_TRY(read_real(body, "presence_penalty", &sampling->presence_penalty));
+	KV_TRY(read_real(body, "min_p", "from 0 to 1", &sampling->min_p));
+	KV_TRY(read_real(body, "frequency_penalty", "from -2 to 2", &sampling->frequency_penalty));
+	KV_TRY(read_real(body, "presence_penalty", "from -2 to 2", &sampling->presence_penalty));
 	KV_TRY(read_integer(body, "seed", INT64_MIN, INT64_MAX, &seed));
 	sampling->seed = field(body, "seed") != NULL ? (uint64_t)seed : kv_random_entropy();
 	return gw_sampler_init(&sampler, sampling);
@@ -402,6 +406,7 @@ static enum kv_status read_fields(
 		KV_TRY(gw_fields_check(body, GW_FIELDS_CHAT, "/v1/chat/completions"));
 	else
 		KV_TRY(gw_fields_check(body, GW_FIELDS_COMPLETION, "/v1/completions"));
+	if (field(body, "resume") != NULL) KV_TRY(gw_fields_check_resume(body));
 	KV_TRY(read_model(body, model));
 	KV_TRY(read_stream(request));
 	KV_TRY(read_flag(body, "parse_special", &parse_special));
@@ -447,17 +452,11 @@ static enum kv_status read_detokenize(
 }
 
 static enum kv_status load_body(struct gw_http_request *request, struct kv_allocator *allocator,
-    const char *body, size_t length)
+    const struct gw_http_model *model, const char *body, size_t length)
 {
-	json_error_t error;
-
 	memset(request, 0, sizeof *request);
 	request->allocator = allocator;
-	request->body = json_loadb(body, length, JSON_REJECT_DUPLICATES, &error);
-	if (request->body == NULL)
-		return kv_fail(KV_INVALID, "the body is not JSON: line %d column %d: %s", error.line,
-		    error.column, error.text);
-	return KV_OK;
+	return gw_json_load(body, length, (size_t)model->context + GW_JSON_MORE_VALUES, &request->body);
 }
 
 /* A request may wait and run for long: what was read of its body, or has no effect, goes now. A few
@@ -485,7 +484,7 @@ enum kv_status gw_http_request_parse(struct gw_http_request *request,
 {
 	enum kv_status status;
 
-	KV_TRY(load_body(request, allocator, body, length));
+	KV_TRY(load_body(request, allocator, model, body, length));
 	request->chat = chat;
 	request->session.stops = request->stops;
 	status = read_fields(request, model);
@@ -514,7 +513,7 @@ enum kv_status gw_http_tokens_parse(struct gw_http_request *request, struct kv_a
 {
 	enum kv_status status;
 
-	KV_TRY(load_body(request, allocator, body, length));
+	KV_TRY(load_body(request, allocator, model, body, length));
 	status = read_tokens(request, model, place);
 	if (status != KV_OK) gw_http_request_deinit(request);
 	return status;

@@ -99,6 +99,8 @@ static enum kv_status check_stops(const struct parameters *p)
 
 static enum kv_status unpack(struct gw_session *session, const struct kvc_resume_state *state)
 {
+	const uint32_t context =
+		gw_model_shape(gw_pipeline_options(session->pipeline)->model)->context;
 	struct parameters *p = &session->parameters;
 
 	if (state->parameter_bytes < offsetof(struct parameters, stops) ||
@@ -109,6 +111,10 @@ static enum kv_status unpack(struct gw_session *session, const struct kvc_resume
 	if (p->version != PARAMETER_VERSION)
 		return kv_fail(KV_CORRUPT, "stored parameters are of version %u, this worker knows %d",
 			p->version, PARAMETER_VERSION);
+	/* Memory is taken by it. */
+	if (p->max_tokens == 0 || p->max_tokens > context)
+		return kv_fail(KV_CORRUPT, "stored parameters have max_tokens %u, must be 1 to %u",
+			p->max_tokens, context);
 	return check_stops(p);
 }
 
