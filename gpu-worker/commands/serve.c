@@ -261,6 +261,11 @@ static enum kv_status open_server(struct serving *serving)
 	options.listen_fd = serving->listen_fd;
 	options.max_body = serving->settings->max_body;
 	options.idle_ms = serving->settings->idle_ms;
+	options.max_connections = serving->settings->max_connections;
+	options.address_connections = serving->settings->address_connections;
+	options.client_ms = serving->settings->client_ms;
+	options.client_rate = serving->settings->client_rate;
+	options.stream_backlog = serving->settings->stream_backlog;
 	options.put_metrics = put_metrics;
 	options.metrics_context = serving;
 	if (serving->settings->api_key_file != NULL && *serving->settings->api_key_file != '\0')

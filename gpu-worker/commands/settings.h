@@ -57,6 +57,8 @@ struct gw_settings {
 	const char *listen, *worker_socket; /* worker_socket "": none */
 	uint32_t max_sequences, max_requests;
 	uint64_t max_body, idle_ms, drain_ms, latency_ms;
+	uint32_t max_connections, address_connections;
+	uint64_t client_ms, client_rate, stream_backlog;
 	/* log */
 	int log_level;                   /* words: error warning info debug */
 	const char *faults;              /* where the worker stops itself, for tests */

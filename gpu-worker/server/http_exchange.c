@@ -5,15 +5,23 @@
  *
  * While nothing can be written the connection is suspended. The daemon does not look at a suspended
  * connection's socket, so that is watched here. */
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/socket.h>
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
 #include "gpu-worker/server/http_internal.h"
 #include "gpu-worker/server/http_tokenize.h"
 
-enum { STREAM_BLOCK = 8192 };
+enum {
+	STREAM_BLOCK = 8192,
+	WHOLE_BLOCK = 64 << 10, /* an answer of more is told as it is taken, so that this is seen */
+	UNSENT = 128 << 10,     /* bytes that the system may hold for a connection before it sends */
+	SENT_KEPT = 64 << 10    /* of a stream, before what is left moves to the front */
+};
 
 static void name(struct gw_exchange *exchange)
 {
@@ -61,6 +69,12 @@ enum kv_status gw_exchange_create(struct gw_http_server *server, struct MHD_Conn
 	return KV_OK;
 }
 
+static void drop_body(struct gw_exchange *exchange)
+{
+	if (exchange->server != NULL) exchange->server->connections.body_bytes -= exchange->body.length;
+	kv_text_deinit(&exchange->body);
+}
+
 void gw_exchange_release(struct gw_exchange *exchange)
 {
 	if (exchange->connection != NULL || exchange->parsing || exchange->in_engine > 0) return;
@@ -72,9 +86,19 @@ void gw_exchange_release(struct gw_exchange *exchange)
 	}
 	gw_choices_deinit(exchange);
 	gw_http_request_deinit(&exchange->request);
-	kv_text_deinit(&exchange->body);
+	drop_body(exchange);
 	kv_text_deinit(&exchange->out);
 	kv_free(exchange->allocator, exchange);
+}
+
+/* What a client does not read waits here, where it is seen, and not in the system's memory. */
+static void bound_unsent(struct MHD_Connection *connection)
+{
+	const struct gw_connection *own = gw_connection_of(connection);
+	const int most = UNSENT;
+
+	/* It fails for a Unix socket, whose memory is bounded. */
+	if (own != NULL) (void)setsockopt(own->fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, &most, sizeof most);
 }
 
 static void suspend(struct gw_exchange *exchange)
@@ -103,10 +127,21 @@ static void on_hangup(void *context, struct kv_watch *watch, unsigned events)
 
 	(void)watch;
 	(void)events;
+	gw_exchange_give_up(exchange);
+}
+
+void gw_exchange_give_up(struct gw_exchange *exchange)
+{
 	unwatch(exchange);
 	exchange->gone = true;
+	if (!exchange->begun) drop_body(exchange);
 	gw_choices_cancel(exchange);
 	gw_exchange_resume(exchange);
+}
+
+size_t gw_exchange_unread(const struct gw_exchange *exchange)
+{
+	return exchange != NULL ? exchange->out.length - exchange->sent : 0;
 }
 
 static void watch_hangup(struct gw_exchange *exchange)
@@ -192,7 +227,7 @@ static void parsed(void *context)
 		gw_exchange_release(exchange);
 		return;
 	}
-	kv_text_deinit(&exchange->body);
+	drop_body(exchange);
 	if (status != KV_OK) {
 		gw_exchange_fail(exchange, status, 0, exchange->parse_message);
 		return;
@@ -275,17 +310,8 @@ static void put_metrics(struct gw_exchange *exchange)
 
 static void begin_completion(struct gw_exchange *exchange)
 {
-	static const struct gw_http_error large = {413, "invalid_request_error", "body_too_large"};
 	struct gw_http_server *server = exchange->server;
-	char message[128];
 
-	if (kv_text_status(&exchange->body) == KV_LIMIT) {
-		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
-		    (unsigned long long)server->options.max_body);
-		gw_http_log_refusal(server, exchange->id, large.code, message);
-		fail(exchange, &large, message);
-		return;
-	}
 	if (kv_text_status(&exchange->body) != KV_OK) {
 		gw_exchange_fail(exchange, kv_text_status(&exchange->body), 0, "no memory for the body");
 		return;
@@ -301,7 +327,10 @@ static void begin_completion(struct gw_exchange *exchange)
 
 enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
 {
+	struct gw_connection *own = gw_connection_of(exchange->connection);
+
 	exchange->begun = true;
+	if (own != NULL) gw_connection_phase(own, GW_PHASE_ANSWER);
 	if (exchange->server->draining && exchange->route != GW_ROUTE_HEALTH &&
 	    exchange->route != GW_ROUTE_METRICS) {
 		gw_exchange_fail(exchange, KV_CANCELLED, 0, "the worker is stopping");
@@ -331,28 +360,72 @@ enum MHD_Result gw_exchange_begin(struct gw_exchange *exchange)
 	return exchange->suspended ? MHD_YES : gw_exchange_answer(exchange);
 }
 
+/* What was taken need not be kept while the client is behind. */
+static void forget_sent(struct gw_exchange *exchange)
+{
+	struct kv_text_buffer *out = &exchange->out;
+
+	if (exchange->sent < out->length && exchange->sent < SENT_KEPT) return;
+	if (exchange->sent < out->length / 2) return;
+	memmove(out->data, out->data + exchange->sent, out->length - exchange->sent);
+	kv_text_cut(out, out->length - exchange->sent);
+	exchange->sent = 0;
+}
+
+static size_t take(struct gw_exchange *exchange, char *buffer, size_t capacity)
+{
+	struct gw_connection *own = gw_connection_of(exchange->connection);
+	size_t there = exchange->out.length - exchange->sent;
+
+	if (there > capacity) there = capacity;
+	memcpy(buffer, kv_text(&exchange->out) + exchange->sent, there);
+	exchange->sent += there;
+	if (own != NULL) own->moved += there;
+	return there;
+}
+
 /* The daemon asks for more of a stream. */
 static ssize_t read_stream(void *context, uint64_t position, char *buffer, size_t capacity)
 {
 	struct gw_exchange *exchange = context;
-	size_t there = exchange->out.length - exchange->sent;
+	size_t there;
 
 	(void)position;
 	if (exchange->gone || kv_text_status(&exchange->out) != KV_OK)
 		return MHD_CONTENT_READER_END_WITH_ERROR;
+	there = take(exchange, buffer, capacity);
 	if (there > 0) {
-		if (there > capacity) there = capacity;
-		memcpy(buffer, kv_text(&exchange->out) + exchange->sent, there);
-		exchange->sent += there;
-		if (exchange->sent == exchange->out.length) {
-			kv_text_reset(&exchange->out);
-			exchange->sent = 0;
-		}
+		forget_sent(exchange);
 		return (ssize_t)there;
 	}
 	if (exchange->complete) return MHD_CONTENT_READER_END_OF_STREAM;
 	suspend(exchange);
 	return 0;
+}
+
+/* The same of an answer that is there as a whole. */
+static ssize_t read_whole(void *context, uint64_t position, char *buffer, size_t capacity)
+{
+	struct gw_exchange *exchange = context;
+
+	(void)position;
+	if (exchange->gone) return MHD_CONTENT_READER_END_WITH_ERROR;
+	return (ssize_t)take(exchange, buffer, capacity);
+}
+
+static enum MHD_Result answer_whole(struct gw_exchange *exchange)
+{
+	const size_t length = exchange->out.length;
+
+	if (kv_text_status(&exchange->out) != KV_OK) return MHD_NO;
+	exchange->answered = true;
+	if (length <= WHOLE_BLOCK)
+		return gw_http_respond(exchange->server, exchange->connection, exchange->code,
+		    &exchange->out, &exchange->head);
+	bound_unsent(exchange->connection);
+	return gw_http_queue(exchange->server, exchange->connection, exchange->code,
+	    MHD_create_response_from_callback(length, WHOLE_BLOCK, read_whole, exchange, NULL),
+	    &exchange->head);
 }
 
 enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
@@ -362,12 +435,8 @@ enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
 
 	if (exchange->gone) return MHD_NO;
 	if (exchange->answered) return MHD_YES;
-	if (!exchange->streaming) {
-		if (kv_text_status(&exchange->out) != KV_OK) return MHD_NO;
-		exchange->answered = true;
-		return gw_http_respond(exchange->server, exchange->connection, exchange->code,
-		    &exchange->out, &exchange->head);
-	}
+	if (!exchange->streaming) return answer_whole(exchange);
+	bound_unsent(exchange->connection);
 	response = MHD_create_response_from_callback(
 	    MHD_SIZE_UNKNOWN, STREAM_BLOCK, read_stream, exchange, NULL);
 	if (response == NULL) return MHD_NO;

@@ -8,6 +8,7 @@
 #include "common/base/log.h"
 #include "common/collect/list.h"
 #include "gpu-worker/server/http_completion.h"
+#include "gpu-worker/server/http_connections.h"
 #include "gpu-worker/server/http_server.h"
 #include "gpu-worker/server/trace.h"
 
@@ -21,7 +22,9 @@ struct gw_http_server {
 	enum gw_engine_state state;
 	char reason[GW_EVENT_TEXT_BYTES];
 	bool draining;
-	bool kick; /* a connection was resumed: the daemon must run before the loop sleeps */
+	/* A connection came, was resumed or is to end: the daemon must run before the loop sleeps. */
+	bool kick;
+	struct gw_connections connections;
 	uint32_t exchange_count;
 	struct kv_list exchanges;
 	struct kv_log_limit refusals;
@@ -46,6 +49,7 @@ struct gw_http_head {
 	const char *allow;        /* the method that the path takes */
 	const char *request_id;   /* as the log names it */
 	int authenticate;         /* a key is wanted */
+	int close;                /* nothing more is taken from this connection */
 };
 
 /* One of the answers to a request's prompt: what the engine works on. */
@@ -74,7 +78,6 @@ struct gw_exchange {
 	bool begun, suspended, answered; /* body is there; connection waits; response is queued */
 	bool gone;                       /* the client went away */
 	bool late;                       /* came while the server drained: nothing waits for it */
-	bool cut_off;                    /* ... before its body was whole */
 	struct kv_watch *hangup;
 
 	struct gw_http_model model; /* for the pool thread, which may outlive the server */
@@ -111,6 +114,10 @@ void gw_exchange_fail(
     struct gw_exchange *exchange, enum kv_status status, int by_engine, const char *message);
 /* More of the answer is in `out`, or all of it. */
 void gw_exchange_resume(struct gw_exchange *exchange);
+/* The connection ends before its time. */
+void gw_exchange_give_up(struct gw_exchange *exchange);
+/* Bytes of its answer that the client has not taken; 0 for NULL. */
+size_t gw_exchange_unread(const struct gw_exchange *exchange);
 /* The engine has given a choice back: free the exchange if nobody works on it any more. */
 void gw_exchange_release(struct gw_exchange *exchange);
 /* The daemon is done with the connection's request. */
@@ -132,6 +139,9 @@ bool gw_http_request_id(
 /* A line of the log for an answer that is an error before the engine has it. */
 void gw_http_log_refusal(
     struct gw_http_server *server, const char *id, unsigned code, const char *message);
+/* Takes `response`, which may be NULL: then MHD_NO. */
+enum MHD_Result gw_http_queue(struct gw_http_server *server, struct MHD_Connection *connection,
+    unsigned code, struct MHD_Response *response, const struct gw_http_head *head);
 enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
     unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head);
 enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,

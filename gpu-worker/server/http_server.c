@@ -1,25 +1,24 @@
 /* libmicrohttpd on the event loop: its epoll descriptor is watched, its deadline is a timer, and it
  * runs once more before the loop sleeps when a connection was resumed. */
-#define _GNU_SOURCE /* POLLRDHUP */
 #include "gpu-worker/server/http_server.h"
 
 #include <errno.h>
 #include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
-#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-#include <sys/ioctl.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
 #include "common/base/log.h"
+#include "gpu-worker/server/http_head.h"
 #include "gpu-worker/server/http_internal.h"
 
-enum { BACKLOG = 128, CONNECTION_MEMORY = 32 << 10 };
+/* A connection's memory takes a head that is too large to be told so, and what the daemon makes of
+ * its fields. */
+enum { BACKLOG = 512, CONNECTION_MEMORY = 64 << 10 };
 
 static void arm(struct gw_http_server *server)
 {
@@ -31,51 +30,12 @@ static void arm(struct gw_http_server *server)
 		kv_timer_stop(server->timer);
 }
 
-static unsigned connections(const struct gw_http_server *server)
-{
-	const union MHD_DaemonInfo *info =
-	    MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_CURRENT_CONNECTIONS);
-
-	return info != NULL ? info->num_connections : 0;
-}
-
-/* A client that ended its half before its body was whole: the daemon would wait for the rest until
- * the connection's deadline. A short deadline ends it. */
-static void cut_off_half_bodies(struct gw_http_server *server)
-{
-	struct kv_list *node;
-
-	KV_LIST_EACH(node, &server->exchanges)
-	{
-		struct gw_exchange *exchange = KV_CONTAINER_OF(node, struct gw_exchange, node);
-		const union MHD_ConnectionInfo *info;
-		struct pollfd one = {.events = POLLRDHUP};
-		int waiting = 0;
-
-		if (exchange->begun || exchange->cut_off || exchange->connection == NULL) continue;
-		info = MHD_get_connection_info(exchange->connection, MHD_CONNECTION_INFO_CONNECTION_FD);
-		if (info == NULL) continue;
-		one.fd = info->connect_fd;
-		if (poll(&one, 1, 0) != 1 || (one.revents & (POLLRDHUP | POLLHUP | POLLERR)) == 0) continue;
-		if (ioctl(one.fd, FIONREAD, &waiting) == 0 && waiting > 0) continue;
-		MHD_set_connection_option(exchange->connection, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
-		exchange->cut_off = true;
-	}
-}
-
-/* At its limit of connections the daemon stops to listen, and it looks whether it may listen again
- * only when it runs the next time: so it runs again when connections have gone. */
 static void run_daemon(void *context)
 {
 	struct gw_http_server *server = context;
-	unsigned before;
 
 	server->kick = false;
-	do {
-		before = connections(server);
-		MHD_run(server->daemon);
-	} while (connections(server) < before);
-	cut_off_half_bodies(server);
+	MHD_run(server->daemon);
 	arm(server);
 }
 
@@ -123,24 +83,40 @@ bool gw_http_request_id(
 	return make;
 }
 
-enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
-    unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head)
+static const char *allowed(const char *method)
 {
-	/* The text is copied: the cast only takes the const away. */
-	struct MHD_Response *response = MHD_create_response_from_buffer(
-	    body->length, (void *)(uintptr_t)kv_text(body), MHD_RESPMEM_MUST_COPY);
+	return strcmp(method, "GET") == 0    ? "GET, HEAD, OPTIONS"
+	       : strcmp(method, "POST") == 0 ? "POST, OPTIONS"
+	                                     : method;
+}
+
+/* Who came beyond the limit of connections is not asked to stay. */
+static bool must_close(const struct gw_http_server *server, struct MHD_Connection *connection)
+{
+	const struct gw_connection *own = gw_connection_of(connection);
+
+	return server->draining || own == NULL || own->reserved;
+}
+
+enum MHD_Result gw_http_queue(struct gw_http_server *server, struct MHD_Connection *connection,
+    unsigned code, struct MHD_Response *response, const struct gw_http_head *head)
+{
+	char id[KV_REQUEST_ID_BYTES];
 	enum MHD_Result result;
 
 	if (response == NULL) return MHD_NO;
-	MHD_add_response_header(response, "X-Request-Id", head->request_id);
-	MHD_add_response_header(response, "Content-Type",
-	    head->content_type != NULL && code == 200 ? head->content_type : "application/json");
+	/* Neither an exchange nor a refusal has named it. */
+	if (head->request_id == NULL) gw_http_request_id(connection, "req", id);
+	MHD_add_response_header(
+	    response, "X-Request-Id", head->request_id != NULL ? head->request_id : id);
+	if (code != 204)
+		MHD_add_response_header(response, "Content-Type",
+		    head->content_type != NULL && code == 200 ? head->content_type : "application/json");
 	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
 	if (head->authenticate) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
-	if (head->allow != NULL)
-		MHD_add_response_header(
-		    response, "Allow", strcmp(head->allow, "GET") == 0 ? "GET, HEAD" : head->allow);
-	if (server->draining) MHD_add_response_header(response, "Connection", "close");
+	if (head->allow != NULL) MHD_add_response_header(response, "Allow", allowed(head->allow));
+	if (head->close || must_close(server, connection))
+		MHD_add_response_header(response, "Connection", "close");
 	result = MHD_queue_response(connection, code, response);
 	MHD_destroy_response(response);
 	return result;
@@ -153,6 +129,16 @@ void gw_http_log_refusal(
 	kv_log_set_subject((struct kv_log_subject){.request = id});
 	kv_info("http", "refused %u: %s", code, message);
 	kv_log_set_subject((struct kv_log_subject){0});
+}
+
+enum MHD_Result gw_http_respond(struct gw_http_server *server, struct MHD_Connection *connection,
+    unsigned code, const struct kv_text_buffer *body, const struct gw_http_head *head)
+{
+	/* The text is copied: the cast only takes the const away. */
+	return gw_http_queue(server, connection, code,
+	    MHD_create_response_from_buffer(
+	        body->length, (void *)(uintptr_t)kv_text(body), MHD_RESPMEM_MUST_COPY),
+	    head);
 }
 
 enum MHD_Result gw_http_refuse(struct gw_http_server *server, struct MHD_Connection *connection,
@@ -200,6 +186,14 @@ static bool announces_too_much(
 	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
 
 	return length != NULL && strtoull(length, NULL, 10) > server->options.max_body;
+}
+
+static bool announces_body(struct MHD_Connection *connection)
+{
+	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
+
+	return (length != NULL && strtoull(length, NULL, 10) > 0) ||
+	       MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Transfer-Encoding") != NULL;
 }
 
 /* HEAD is answered as GET; the daemon leaves the body out. */
@@ -269,32 +263,125 @@ static enum MHD_Result refuse_model(
 	return gw_http_refuse(server, connection, &error, message, NULL);
 }
 
+/* "204 No Content" and what may be asked. There is no answer for browsers of other origins. */
+static enum MHD_Result answer_options(
+    struct gw_http_server *server, struct MHD_Connection *connection, const char *methods)
+{
+	return gw_http_queue(server, connection, 204,
+	    MHD_create_response_from_buffer(0, NULL, MHD_RESPMEM_PERSISTENT),
+	    &(struct gw_http_head){.allow = methods});
+}
+
+/* What is wrong with the request whatever it is for. True when it was refused. */
+static bool refuse_head(struct gw_http_server *server, struct MHD_Connection *connection,
+    const char *version, enum MHD_Result *result)
+{
+	const struct gw_http_head close = {.close = 1};
+	const struct gw_connection *own = gw_connection_of(connection);
+	struct gw_http_error error = {400, "invalid_request_error", "invalid_url"};
+	const char *message = "the request's path is too long or cannot be meant";
+	bool right = own == NULL || !own->bad_url;
+
+	if (right) right = gw_http_head_check(connection, version, &error, &message) != 0;
+	if (!right) *result = gw_http_refuse(server, connection, &error, message, &close);
+	return !right;
+}
+
+static enum MHD_Result refuse_crowd(
+    struct gw_http_server *server, struct MHD_Connection *connection)
+{
+	const struct gw_http_error error = {503, "server_error", "too_many_connections"};
+
+	return gw_http_refuse(server, connection, &error,
+	    "all connections of this worker (--max-connections) have running requests; try again",
+	    NULL);
+}
+
+static bool is_crowded(struct MHD_Connection *connection, size_t route)
+{
+	const struct gw_connection *own = gw_connection_of(connection);
+
+	return own != NULL && own->reserved &&
+	       (route == ROUTES ||
+	           (routes[route].route != GW_ROUTE_HEALTH && routes[route].route != GW_ROUTE_METRICS));
+}
+
+static enum MHD_Result refuse_body(struct gw_http_server *server, struct MHD_Connection *connection)
+{
+	const struct gw_http_error large = {413, "invalid_request_error", "body_too_large"};
+	char message[96];
+
+	snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
+	    (unsigned long long)server->options.max_body);
+	return gw_http_refuse(server, connection, &large, message, NULL);
+}
+
 static enum MHD_Result open_exchange(struct gw_http_server *server,
     struct MHD_Connection *connection, const char *url, const char *method, void **slot)
 {
-	const struct gw_http_error large = {413, "invalid_request_error", "body_too_large"};
 	const struct gw_http_error broken = {500, "server_error", NULL};
 	struct gw_exchange *exchange = NULL;
-	char message[96];
 	size_t i = find_route(url);
 
 	if (needs_key(server, connection, url)) return refuse_key(server, connection);
+	if (is_crowded(connection, i)) return refuse_crowd(server, connection);
 	/* Another worker may have what is not here; who drains says nothing about it. */
 	if (server->draining && (i == ROUTES || !takes_method(routes[i].method, method) ||
 	                            announces_too_much(server, connection)))
 		return refuse_stopping(server, connection);
+	if (strcmp(method, "OPTIONS") == 0 && (i < ROUTES || strcmp(url, "*") == 0))
+		return answer_options(
+		    server, connection, i < ROUTES ? routes[i].method : "GET, HEAD, POST, OPTIONS");
 	if (i == ROUTES) return refuse_path(server, connection, url, NULL);
 	if (!takes_method(routes[i].method, method))
 		return refuse_path(server, connection, url, routes[i].method);
 	if (names_other_model(server, routes[i].route, url)) return refuse_model(server, connection);
-	if (announces_too_much(server, connection)) {
-		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
-		    (unsigned long long)server->options.max_body);
-		return gw_http_refuse(server, connection, &large, message, NULL);
-	}
+	if (announces_too_much(server, connection)) return refuse_body(server, connection);
 	if (gw_exchange_create(server, connection, routes[i].route, &exchange) != KV_OK)
 		return gw_http_refuse(server, connection, &broken, "out of memory", NULL);
 	*slot = exchange;
+	return MHD_YES;
+}
+
+/* The head is there. */
+static enum MHD_Result begin(struct gw_http_server *server, struct MHD_Connection *connection,
+    const char *url, const char *method, const char *version, void **slot)
+{
+	struct gw_connection *own = gw_connection_of(connection);
+	enum MHD_Result result;
+
+	if (!refuse_head(server, connection, version, &result))
+		result = open_exchange(server, connection, gw_http_path(url), method, slot);
+	if (own == NULL) return result;
+	own->exchange = *slot;
+	own->unread = own->exchange == NULL && announces_body(connection);
+	gw_connection_phase(own, own->exchange != NULL ? GW_PHASE_BODY : GW_PHASE_ANSWER);
+	return result;
+}
+
+static enum MHD_Result take_body(
+    struct gw_http_server *server, struct gw_exchange *exchange, const char *bytes, size_t *size)
+{
+	const struct gw_http_error large = {413, "invalid_request_error", "body_too_large"};
+	struct gw_connection *own = gw_connection_of(exchange->connection);
+	char message[96];
+
+	if (exchange->body.length + *size > server->options.max_body) {
+		/* The daemon takes no answer amid a body. */
+		snprintf(message, sizeof message, "the body is larger than --max-body, %llu bytes",
+		    (unsigned long long)server->options.max_body);
+		if (own != NULL) {
+			gw_connection_tell(server, own->fd, &large, message);
+			own->unread = true;
+		}
+		return MHD_NO;
+	}
+	if (own != NULL && !gw_connection_body(own, *size)) return MHD_NO;
+	kv_text_append(&exchange->body, bytes, *size);
+	/* What did not fit into memory is told when the body is whole. */
+	if (own != NULL && kv_text_status(&exchange->body) != KV_OK)
+		server->connections.body_bytes -= *size;
+	*size = 0;
 	return MHD_YES;
 }
 
@@ -303,24 +390,22 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
 {
 	struct gw_exchange *exchange = *slot;
 
-	(void)version;
-	if (exchange == NULL) return open_exchange(context, connection, url, method, slot);
-	if (*upload_size > 0) {
-		/* Who sends on after the limit is cut off: the rest could be endless. */
-		if (kv_text_status(&exchange->body) != KV_OK) return MHD_NO;
-		kv_text_append(&exchange->body, upload, *upload_size);
-		*upload_size = 0;
-		return MHD_YES;
-	}
+	if (exchange == NULL) return begin(context, connection, url, method, version, slot);
+	if (*upload_size > 0) return take_body(context, exchange, upload, upload_size);
 	return exchange->begun ? gw_exchange_answer(exchange) : gw_exchange_begin(exchange);
 }
 
 static void completed(void *context, struct MHD_Connection *connection, void **slot,
     enum MHD_RequestTerminationCode code)
 {
+	struct gw_connection *own = gw_connection_of(connection);
+
 	(void)context;
-	(void)connection;
 	(void)code;
+	if (own != NULL) {
+		own->exchange = NULL;
+		gw_connection_phase(own, GW_PHASE_IDLE);
+	}
 	if (*slot != NULL) gw_exchange_completed(*slot);
 	*slot = NULL;
 }
@@ -449,11 +534,15 @@ static enum kv_status start_daemon(struct gw_http_server *server)
 	const union MHD_DaemonInfo *info;
 	unsigned timeout = (unsigned)((o->idle_ms + 999) / 1000);
 
-	server->daemon = MHD_start_daemon(MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG,
-	    0, NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL,
-	    MHD_OPTION_LISTEN_SOCKET, server->listen_fd, MHD_OPTION_NOTIFY_COMPLETED, completed, server,
-	    MHD_OPTION_CONNECTION_LIMIT, (unsigned)GW_MAX_CONNECTIONS, MHD_OPTION_CONNECTION_TIMEOUT,
-	    timeout, MHD_OPTION_CONNECTION_MEMORY_LIMIT, (size_t)CONNECTION_MEMORY, MHD_OPTION_END);
+	/* What is ending is the daemon's for another moment: its own limit is never met. */
+	server->daemon = MHD_start_daemon(
+	    MHD_USE_EPOLL | MHD_ALLOW_SUSPEND_RESUME | MHD_USE_ERROR_LOG | MHD_USE_NO_LISTEN_SOCKET, 0,
+	    NULL, NULL, handle, server, MHD_OPTION_EXTERNAL_LOGGER, log_daemon, NULL,
+	    MHD_OPTION_NOTIFY_COMPLETED, completed, server, MHD_OPTION_NOTIFY_CONNECTION,
+	    gw_connection_notify, server, MHD_OPTION_URI_LOG_CALLBACK, gw_connection_url, server,
+	    MHD_OPTION_CONNECTION_LIMIT, (unsigned)(4 * o->max_connections + 256),
+	    MHD_OPTION_CONNECTION_TIMEOUT, timeout, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
+	    (size_t)CONNECTION_MEMORY, MHD_OPTION_END);
 	if (server->daemon == NULL)
 		return kv_fail(KV_IO, "the HTTP server on %s cannot be started", server->address);
 	info = MHD_get_daemon_info(server->daemon, MHD_DAEMON_INFO_EPOLL_FD);
@@ -461,7 +550,8 @@ static enum kv_status start_daemon(struct gw_http_server *server)
 	KV_TRY(kv_loop_timer(o->loop, 0, 0, run_daemon, server, &server->timer));
 	KV_TRY(kv_loop_watch_fd(
 	    o->loop, info->epoll_fd, KV_LOOP_READABLE, on_readable, server, &server->watch));
-	return kv_loop_before_block(o->loop, before_block, server);
+	KV_TRY(kv_loop_before_block(o->loop, before_block, server));
+	return gw_connections_open(server);
 }
 
 enum kv_status gw_http_server_create(
@@ -474,7 +564,9 @@ enum kv_status gw_http_server_create(
 	made->options = *options;
 	made->listen_fd = -1;
 	kv_list_init(&made->exchanges);
-	status = open_listener(made);
+	gw_connections_init(made);
+	status = gw_connections_check(options->max_connections);
+	if (status == KV_OK) status = open_listener(made);
 	if (status == KV_OK) {
 		name_address(made);
 		status = start_daemon(made);
@@ -499,14 +591,12 @@ void gw_http_server_destroy(struct gw_http_server *server)
 	if (server == NULL) return;
 	KV_LIST_EACH(at, &server->exchanges)
 	gw_exchange_abandon(KV_CONTAINER_OF(at, struct gw_exchange, node));
+	gw_connections_close(server);
 	kv_loop_before_block(server->options.loop, NULL, NULL);
 	kv_watch_close(server->watch);
 	kv_timer_close(server->timer);
-	/* Closes the listening socket too. */
-	if (server->daemon != NULL)
-		MHD_stop_daemon(server->daemon);
-	else if (server->listen_fd >= 0)
-		close(server->listen_fd);
+	if (server->daemon != NULL) MHD_stop_daemon(server->daemon);
+	if (server->listen_fd >= 0) close(server->listen_fd);
 	/* What is left is in a pool thread's hands. */
 	KV_LIST_EACH_SAFE(at, next, &server->exchanges)
 	{

@@ -19,8 +19,6 @@
 extern "C" {
 #endif
 
-enum { GW_MAX_CONNECTIONS = 256 };
-
 struct gw_http_server;
 
 struct gw_http_options {
@@ -32,6 +30,13 @@ struct gw_http_options {
 	const char *listen; /* HOST:PORT, [HOST]:PORT or :PORT; port 0 takes a free one */
 	int listen_fd;      /* a listening socket to take over instead, or -1 */
 	uint64_t max_body, idle_ms;
+	/* All at once, of which who waits for its client goes for others; and of one address, 0 for no
+	 * limit. */
+	uint32_t max_connections, address_connections;
+	/* What a client has for a head, a body, and to take an answer: so long, and beyond that as long
+	 * as this many bytes a second allow. */
+	uint64_t client_ms, client_rate;
+	uint64_t stream_backlog;        /* bytes of a stream that may wait to be read */
 	const struct gw_api_keys *keys; /* NULL: nobody needs one. Not for /health and /metrics. */
 	/* The worker's counters for Prometheus. */
 	void (*put_metrics)(void *context, struct kv_text_buffer *out);

@@ -1,0 +1,28 @@
+/* What a request's head must not be. The daemon's parser is lenient where a proxy in front of it
+ * may read the same bytes otherwise: then one of them takes for a body what the other takes for a
+ * request. Whatever can be read in two ways is refused. */
+#ifndef GW_SERVER_HTTP_HEAD_H
+#define GW_SERVER_HTTP_HEAD_H
+
+#include <microhttpd.h>
+
+#include "gpu-worker/server/http_completion.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+enum { GW_MAX_HEAD = 16 << 10, GW_MAX_HEAD_FIELDS = 100 };
+
+/* True when the request may be answered; else *error and *message (static) say why not. */
+int gw_http_head_check(struct MHD_Connection *connection, const char *version,
+    struct gw_http_error *error, const char **message);
+
+/* The path of a URL in absolute form ("http://host/path"), as proxies send it; any other as it is.
+ */
+const char *gw_http_path(const char *url);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
