@@ -3,46 +3,11 @@
 #include <string.h>
 
 #include "common/base/random.h"
-#include "common/collect/hash_map.h"
+#include "gpu-worker/cache/cluster_cache_internal.h"
 
 enum { NONE = UINT32_MAX, MAX_PAGES = 1 << 29 };
 
-/* A key without padding, as the map compares bytes. */
-struct map_key {
-	uint64_t segment;
-	uint32_t layer, head, cluster, zero;
-};
-
-/* One cache line. */
-struct slot {
-	struct map_key key;
-	uint32_t first_page, last_page; /* chain, in row order */
-	uint32_t held;      /* leading rows that are valid */
-	uint32_t wanted;    /* after this round's commit; ≥ held */
-	uint64_t pin_round; /* == cache->round: may not be evicted */
-	uint64_t used_step;
-	uint32_t pages : 30;
-	uint32_t referenced : 1; /* CLOCK's bit */
-	uint32_t used : 1;       /* in use */
-	uint32_t unused;
-};
-_Static_assert(sizeof(struct slot) == 64, "a slot is a cache line");
-
-struct gw_cluster_cache {
-	struct gw_cache_options options;
-	uint8_t *memory;            /* [page_count][GW_CACHE_PAGE_ROWS][row_bytes] */
-	uint32_t page_count, free_pages, free_first;
-	uint32_t *next_page;        /* [page_count]: chains of slots and of free pages */
-	struct slot *slots;         /* [page_count], aligned: a slot has at least one page */
-	uint32_t *free_slots;       /* stack */
-	uint32_t free_slot_count, hand, used_slots;
-	uint32_t *pending;          /* slots to be filled this round */
-	uint32_t pending_count;
-	uint32_t pinned_pages;      /* of slots that this round uses */
-	struct kv_hash_map *map;
-	uint64_t round, step;
-	struct gw_cache_stats stats;
-};
+_Static_assert(sizeof(struct gw_cache_slot) == 64, "a slot is a cache line");
 
 static enum kv_status take_memory(struct gw_cluster_cache *cache)
 {
@@ -58,7 +23,7 @@ static enum kv_status take_memory(struct gw_cluster_cache *cache)
 	cache->pending = kv_alloc_array(allocator, cache->page_count, sizeof *cache->pending);
 	if (!cache->next_page || !cache->slots || !cache->free_slots || !cache->pending)
 		return KV_NO_MEMORY;
-	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct map_key),
+	KV_TRY(kv_hash_map_create(allocator, cache->page_count, sizeof(struct gw_map_key),
 		kv_random_entropy(), &cache->map));
 	KV_TRY(kn_device_alloc(device, KN_DEVICE, bytes, &memory));
 	cache->memory = memory;
@@ -99,6 +64,7 @@ void gw_cluster_cache_destroy(struct gw_cluster_cache *cache)
 
 	if (cache == NULL) return;
 	allocator = cache->options.allocator;
+	gw_cache_mirror_destroy(cache);
 	kn_device_free(&cache->options.device, cache->memory);
 	kv_hash_map_destroy(cache->map);
 	kv_free(allocator, cache->next_page);
@@ -122,11 +88,12 @@ void gw_cluster_cache_clear(struct gw_cluster_cache *cache)
 	cache->pending_count = 0;
 	cache->hand = cache->used_slots = cache->pinned_pages = 0;
 	cache->round = 1;
+	gw_cache_mirror_cleared(cache);
 }
 
 static void drop_slot(struct gw_cluster_cache *cache, uint32_t index)
 {
-	struct slot *slot = &cache->slots[index];
+	struct gw_cache_slot *slot = &cache->slots[index];
 
 	kv_hash_map_remove(cache->map, &slot->key, NULL);
 	if (slot->pin_round == cache->round) cache->pinned_pages -= slot->pages;
@@ -136,8 +103,18 @@ static void drop_slot(struct gw_cluster_cache *cache, uint32_t index)
 		cache->free_pages += slot->pages;
 	}
 	memset(slot, 0, sizeof *slot);
+	gw_cache_mirror_changed(cache, index);
 	cache->free_slots[cache->free_slot_count++] = index;
 	cache->used_slots--;
+}
+
+/* By the host's lookups or by the device's. */
+static uint64_t last_use(const struct gw_cluster_cache *cache, uint32_t index)
+{
+	uint64_t used = cache->slots[index].used_step;
+	uint32_t device = gw_cache_mirror_used_step(cache, index);
+
+	return used > device ? used : device;
 }
 
 void gw_cluster_cache_step(struct gw_cluster_cache *cache)
@@ -146,8 +123,7 @@ void gw_cluster_cache_step(struct gw_cluster_cache *cache)
 	cache->step++;
 	if (cache->options.recency == 0) return;
 	for (uint32_t i = 0; i < cache->page_count; i++)
-		if (cache->slots[i].used &&
-			cache->slots[i].used_step + cache->options.recency < cache->step) {
+		if (cache->slots[i].used && last_use(cache, i) + cache->options.recency < cache->step) {
 			drop_slot(cache, i);
 			cache->stats.evictions++;
 		}
@@ -169,13 +145,14 @@ static int make_room(struct gw_cluster_cache *cache, uint32_t wanted)
 
 	if (wanted > cache->page_count - cache->pinned_pages) return 0;
 	while (cache->free_pages < wanted && visits-- > 0) {
-		struct slot *slot = &cache->slots[cache->hand];
+		struct gw_cache_slot *slot = &cache->slots[cache->hand];
 		uint32_t index = cache->hand;
 
 		cache->hand = cache->hand + 1 < cache->page_count ? cache->hand + 1 : 0;
 		if (!slot->used || slot->pin_round == cache->round) continue;
-		if (slot->referenced) {
+		if (slot->referenced || gw_cache_mirror_used_step(cache, index) > slot->cleared_step) {
 			slot->referenced = 0;
+			slot->cleared_step = (uint32_t)cache->step;
 			continue;
 		}
 		drop_slot(cache, index);
@@ -184,7 +161,7 @@ static int make_room(struct gw_cluster_cache *cache, uint32_t wanted)
 	return cache->free_pages >= wanted;
 }
 
-static void add_pages(struct gw_cluster_cache *cache, struct slot *slot, uint32_t count)
+static void add_pages(struct gw_cluster_cache *cache, struct gw_cache_slot *slot, uint32_t count)
 {
 	for (uint32_t i = 0; i < count; i++) {
 		uint32_t page = cache->free_first;
@@ -220,7 +197,7 @@ static void count_access(struct gw_cluster_cache *cache, uint32_t held, uint32_t
 }
 
 /* A slot for a key that is not in the cache, without pages; NONE when there is no room. */
-static uint32_t new_slot(struct gw_cluster_cache *cache, const struct map_key *key,
+static uint32_t new_slot(struct gw_cluster_cache *cache, const struct gw_map_key *key,
 	uint32_t pages)
 {
 	uint32_t index;
@@ -232,10 +209,12 @@ static uint32_t new_slot(struct gw_cluster_cache *cache, const struct map_key *k
 	cache->used_slots++;
 	cache->slots[index].key = *key;
 	cache->slots[index].used = 1;
+	/* What the device used so far was another cluster. */
+	cache->slots[index].cleared_step = (uint32_t)cache->step;
 	return index;
 }
 
-static uint32_t find(const struct gw_cluster_cache *cache, const struct map_key *key,
+static uint32_t find(const struct gw_cluster_cache *cache, const struct gw_map_key *key,
 	const uint32_t *hint)
 {
 	uint64_t found = NONE;
@@ -251,21 +230,20 @@ void gw_cluster_cache_prefetch(const struct gw_cluster_cache *cache, uint32_t hi
 	if (hint < cache->page_count) __builtin_prefetch(&cache->slots[hint], 1);
 }
 
-struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
+/* Find or make room, and pin. */
+static struct gw_cache_grant take(struct gw_cluster_cache *cache,
 	const struct gw_cache_key *wanted, uint32_t count, uint32_t *hint)
 {
-	const struct map_key key = {wanted->segment, wanted->layer, wanted->head, wanted->cluster, 0};
+	const struct gw_map_key key = {wanted->segment, wanted->layer, wanted->head, wanted->cluster,
+		0};
 	struct gw_cache_grant grant = {NONE, 0, 1};
 	uint32_t index = find(cache, &key, hint), more;
 	uint64_t pinned_before;
-	struct slot *slot;
+	struct gw_cache_slot *slot;
 	int fresh = index == NONE;
 
 	if (fresh) index = new_slot(cache, &key, pages_of(count));
-	if (index == NONE) {
-		count_access(cache, 0, count);
-		return grant;
-	}
+	if (index == NONE) return grant;
 	if (hint != NULL) *hint = index;
 	slot = &cache->slots[index];
 	pinned_before = slot->pin_round;
@@ -279,17 +257,14 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 		if (!make_room(cache, more)) {
 			if (pinned_before != cache->round) cache->pinned_pages -= slot->pages;
 			slot->pin_round = pinned_before;
-			count_access(cache, 0, count);
 			return grant;
 		}
-		count_access(cache, slot->wanted, count);
 		grant.held = slot->wanted;
 		if (slot->wanted == slot->held) cache->pending[cache->pending_count++] = index;
 		add_pages(cache, slot, more);
 		cache->pinned_pages += more;
 		slot->wanted = count;
 	} else {
-		count_access(cache, count, count);
 		grant.held = count;
 	}
 	grant.slot = index;
@@ -297,10 +272,35 @@ struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 	return grant;
 }
 
+struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
+	const struct gw_cache_key *wanted, uint32_t count, uint32_t *hint)
+{
+	struct gw_cache_grant grant = take(cache, wanted, count, hint);
+
+	count_access(cache, grant.held, count);
+	return grant;
+}
+
+struct gw_cache_grant gw_cluster_cache_admit(struct gw_cluster_cache *cache,
+	const struct gw_cache_key *wanted, uint32_t count, uint32_t *hint)
+{
+	return take(cache, wanted, count, hint);
+}
+
+void gw_cluster_cache_count(struct gw_cluster_cache *cache, const struct gw_cache_stats *found)
+{
+	cache->stats.hit_tokens += found->hit_tokens;
+	cache->stats.miss_tokens += found->miss_tokens;
+	cache->stats.hit_bytes += found->hit_bytes;
+	cache->stats.miss_bytes += found->miss_bytes;
+	cache->stats.hit_clusters += found->hit_clusters;
+	cache->stats.miss_clusters += found->miss_clusters;
+}
+
 uint32_t gw_cluster_cache_spans(const struct gw_cluster_cache *cache, uint32_t slot_index,
 	uint32_t from, uint32_t to, struct kn_span *spans)
 {
-	const struct slot *slot = &cache->slots[slot_index];
+	const struct gw_cache_slot *slot = &cache->slots[slot_index];
 	size_t row_bytes = cache->options.row_bytes;
 	uint32_t page = slot->first_page, row = 0, written = 0;
 
@@ -331,15 +331,16 @@ uint32_t gw_cluster_cache_spans(const struct gw_cluster_cache *cache, uint32_t s
 void gw_cluster_cache_commit(struct gw_cluster_cache *cache)
 {
 	for (uint32_t i = 0; i < cache->pending_count; i++) {
-		struct slot *slot = &cache->slots[cache->pending[i]];
+		struct gw_cache_slot *slot = &cache->slots[cache->pending[i]];
 
 		slot->held = slot->wanted;
+		gw_cache_mirror_changed(cache, cache->pending[i]);
 	}
 	cache->pending_count = 0;
 }
 
 /* Give back the pages behind the rows that are valid; there is at least one such row. */
-static void keep_held(struct gw_cluster_cache *cache, struct slot *slot)
+static void keep_held(struct gw_cluster_cache *cache, struct gw_cache_slot *slot)
 {
 	uint32_t kept = pages_of(slot->held), dropped = slot->pages - kept;
 	uint32_t last = slot->first_page;
@@ -360,7 +361,7 @@ static void keep_held(struct gw_cluster_cache *cache, struct slot *slot)
 void gw_cluster_cache_abandon(struct gw_cluster_cache *cache)
 {
 	for (uint32_t i = 0; i < cache->pending_count; i++) {
-		struct slot *slot = &cache->slots[cache->pending[i]];
+		struct gw_cache_slot *slot = &cache->slots[cache->pending[i]];
 
 		if (slot->held > 0)
 			keep_held(cache, slot);

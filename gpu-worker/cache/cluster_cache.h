@@ -24,7 +24,7 @@
 extern "C" {
 #endif
 
-enum { GW_CACHE_PAGE_ROWS = 16 };
+enum { GW_CACHE_PAGE_ROWS = KN_CACHE_PAGE_ROWS };
 
 struct gw_cluster_cache;
 
@@ -70,6 +70,13 @@ void gw_cluster_cache_begin(struct gw_cluster_cache *cache);
  * for the next time. */
 struct gw_cache_grant gw_cluster_cache_acquire(struct gw_cluster_cache *cache,
 	const struct gw_cache_key *key, uint32_t count, uint32_t *hint);
+
+/* The same for rows that a device has used already, and lies where they can be copied from: it is
+ * no access, gw_cluster_cache_count tells of those. */
+struct gw_cache_grant gw_cluster_cache_admit(struct gw_cluster_cache *cache,
+	const struct gw_cache_key *key, uint32_t count, uint32_t *hint);
+/* Add what a device's own lookups found (hits and misses) to the figures. */
+void gw_cluster_cache_count(struct gw_cluster_cache *cache, const struct gw_cache_stats *found);
 
 /* Start to load what acquire will read for a hint. */
 void gw_cluster_cache_prefetch(const struct gw_cluster_cache *cache, uint32_t hint);
