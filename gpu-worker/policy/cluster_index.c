@@ -144,6 +144,7 @@ enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t 
 				at + clusters, index->capacity, segment + 1, index->segment_capacity);
 	}
 	KV_TRY(check_sizes(index, heads, clusters, plain, tokens));
+	index->changes++;
 	for (uint32_t head = 0; head < index->kv_heads; head++)
 		KV_TRY(copy_head(index, head, at, &heads[head], clusters, plain));
 	for (uint32_t c = 0; c < clusters; c++)
@@ -159,6 +160,7 @@ enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t 
 void gw_cluster_index_truncate(struct gw_cluster_index *index, uint32_t segment)
 {
 	if (segment >= index->segments) return;
+	index->changes++;
 	index->clusters = index->segment_first[segment];
 	index->segments = segment;
 }

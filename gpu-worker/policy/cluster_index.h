@@ -25,6 +25,7 @@ struct gw_cluster_index {
 	uint32_t segment_capacity;
 	uint32_t clusters;        /* attached so far, the same for every head */
 	uint32_t segments;        /* list entries attached so far */
+	uint64_t changes;         /* how often entries were attached or forgotten */
 	/* KN_DEVICE, in one buffer that starts with the centroids: */
 	uint16_t *centroids;      /* fp16 [kv_heads][capacity][head_dim] */
 	uint16_t *value_means;    /* fp16 [kv_heads][capacity][head_dim] */

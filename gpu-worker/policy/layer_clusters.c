@@ -116,10 +116,11 @@ static void fill_jobs(const struct gw_policy_context *context, const struct gw_s
 	select->extents = scratch->extents + cell;
 	select->rest = scratch->rest + cell;
 	select->scratch = scratch->order + cell;
-	select->counts = scratch->counts + job;
+	select->counts = row->counts != NULL ? row->counts + head : scratch->counts + job;
 }
 
-static void publish(const struct gw_policy_context *context, const struct gw_select_row *row,
+/* Where everything will be. */
+static void describe(const struct gw_policy_context *context, const struct gw_select_row *row,
 	uint32_t head, uint32_t job)
 {
 	const struct gw_select_scratch *scratch = context->scratch;
@@ -129,8 +130,7 @@ static void publish(const struct gw_policy_context *context, const struct gw_sel
 	size_t slot = (size_t)head * index->capacity;
 
 	out->extents = select->extents;
-	out->extent_count = select->counts->extents;
-	out->tokens = select->counts->tokens;
+	out->counts = select->counts;
 	out->estimate.logits = scratch->score_jobs[job].logits;
 	out->estimate.logits_stride = scratch->clusters;
 	out->rest = select->rest;
@@ -169,10 +169,24 @@ static enum kv_status select_clusters(const struct gw_policy_context *context,
 	select.jobs = scratch->select_jobs;
 	select.job_count = jobs;
 	KV_TRY(device->ops->select(device->backend, device->stream, &select));
-	KV_TRY(kn_device_wait(device));
 	for (uint32_t i = 0; i < count; i++)
 		for (uint32_t head = 0; head < kv_heads; head++)
-			publish(context, &rows[i], head, i * kv_heads + head);
+			describe(context, &rows[i], head, i * kv_heads + head);
+	return KV_OK;
+}
+
+enum kv_status gw_select_rows(const struct gw_layer_ops *ops,
+	const struct gw_policy_context *context, const struct gw_select_row *rows, uint32_t count)
+{
+	KV_TRY(ops->select(context, rows, count));
+	KV_TRY(kn_device_wait(&context->device));
+	for (uint32_t i = 0; i < count; i++)
+		for (uint32_t head = 0; head < context->shape->kv_heads; head++) {
+			struct gw_selection *out = &rows[i].out[head];
+
+			out->extent_count = out->counts->extents;
+			out->tokens = out->counts->tokens;
+		}
 	return KV_OK;
 }
 

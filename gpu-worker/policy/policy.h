@@ -34,7 +34,8 @@ struct gw_policy_options {
 /* What one (sequence, KV head) attends to besides sinks and window, in this order. */
 struct gw_selection {
 	struct kn_extent *extents;   /* KN_SHARED: clusters of the index, trimmed */
-	uint32_t extent_count;
+	struct kn_select_counts *counts; /* KN_SHARED: how many, once they are waited for */
+	uint32_t extent_count;       /* the same for the host: gw_select_rows */
 	uint32_t tokens;             /* sum of the extents */
 	uint32_t *rest;              /* KN_DEVICE: what estimate.rest shows */
 	struct kn_estimate estimate; /* of the rest; clusters = 0 without one */
@@ -46,6 +47,7 @@ struct gw_select_row {
 	const float *q;              /* backend memory [heads][head_dim] */
 	uint32_t budget;             /* tokens left for the selection, sinks taken off */
 	struct gw_selection *out;    /* [kv_heads] */
+	struct kn_select_counts *counts; /* KN_SHARED [kv_heads]: where counts go; NULL: the scratch */
 };
 
 /* Memory of select for a batch: sized when sequences open. */
@@ -68,10 +70,16 @@ struct gw_policy_context {
 struct gw_layer_ops {
 	const char *name;
 	int clustered; /* units of this layer are stored by cluster, and rows leave the worker */
-	/* Score and select for all rows. Results live in the scratch until the next call. */
+	/* Queue scoring and selection for all rows; `out` says where the results will be (its
+	 * extent_count and tokens are left alone). They live in the scratch until what is queued by the
+	 * next call runs. */
 	enum kv_status (*select)(const struct gw_policy_context *context,
 		const struct gw_select_row *rows, uint32_t count);
 };
+
+/* Select, wait, and tell the host how much it was. */
+enum kv_status gw_select_rows(const struct gw_layer_ops *ops,
+	const struct gw_policy_context *context, const struct gw_select_row *rows, uint32_t count);
 
 extern const struct gw_layer_ops gw_layer_dense;
 extern const struct gw_layer_ops gw_layer_clusters;

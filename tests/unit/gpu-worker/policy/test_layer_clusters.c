@@ -91,7 +91,8 @@ static void bench_open(struct bench *bench, uint32_t heads, uint32_t kv_heads)
 		                     4, &bench->indices[row]),
 		    KV_OK);
 		bench->rows[row] =
-		    (struct gw_select_row){bench->indices[row], bench->q[row], 0, bench->selections[row]};
+		    (struct gw_select_row){.index = bench->indices[row], .q = bench->q[row],
+		        .out = bench->selections[row]};
 	}
 }
 
@@ -212,7 +213,8 @@ static void run_case(uint32_t heads, uint32_t kv_heads, int size_term, int estim
 			bench.rows[row].budget = budgets[(i / 6 + row) % 7];
 			kvt_fill_peaky(&random, bench.q[row], heads * DIM, 1.0f);
 		}
-		assert_int_equal(gw_layer_clusters.select(&bench.context, bench.rows, ROWS), KV_OK);
+		assert_int_equal(
+		    gw_select_rows(&gw_layer_clusters, &bench.context, bench.rows, ROWS), KV_OK);
 		for (uint32_t row = 0; row < ROWS; row++)
 			for (uint32_t head = 0; head < kv_heads; head++)
 				check_head(&bench, row, head);
@@ -245,10 +247,10 @@ static void more_than_the_scratch_has_room_for_is_refused(void **state)
 		rows[row] = bench.rows[row];
 	}
 	rows[ROWS] = rows[0];
-	assert_int_equal(gw_layer_clusters.select(&bench.context, rows, ROWS + 1), KV_LIMIT);
-	assert_int_equal(gw_layer_clusters.select(&bench.context, rows, ROWS), KV_OK);
+	assert_int_equal(gw_select_rows(&gw_layer_clusters, &bench.context, rows, ROWS + 1), KV_LIMIT);
+	assert_int_equal(gw_select_rows(&gw_layer_clusters, &bench.context, rows, ROWS), KV_OK);
 	bench.indices[1]->clusters = CAPACITY + 1;
-	assert_int_equal(gw_layer_clusters.select(&bench.context, rows, ROWS), KV_LIMIT);
+	assert_int_equal(gw_select_rows(&gw_layer_clusters, &bench.context, rows, ROWS), KV_LIMIT);
 	bench.indices[1]->clusters = 3;
 	bench_close(&bench);
 }
