@@ -413,6 +413,7 @@ static const struct kvc_backend remote_backend = {
     .push = remote_push,
     .flush = remote_flush,
     .report = remote_report,
+    .show_memory = kvc_session_show_memory,
 };
 
 /* The asked size in whole pages; it is not known yet whether the store wants it. */

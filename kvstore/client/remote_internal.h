@@ -128,6 +128,8 @@ enum kv_status kvc_session_check(
 enum kv_status kvc_session_resolve(struct kvc_session *session, struct kvc_entry *entry);
 /* The attached region, NULL when there is none of that index. */
 struct kvc_attached *kvc_session_region(struct kvc_session *session, uint32_t index);
+/* Tell who watches of every session's regions that are shared memory. */
+void kvc_session_show_memory(struct kvc_store *store);
 void kvc_session_lanes(struct kvc_remote_store *store);
 
 /* ---- remote_write.c ---- */

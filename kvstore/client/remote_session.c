@@ -15,12 +15,54 @@
 
 enum { ENDS_MS = 500 }; /* for a store that stops, to close its connections */
 
+/* What the region is in this process; NULL where its memory is not shared. */
+static uint8_t *memory_of(const struct kvc_session *session, const struct kvc_attached *region)
+{
+	return (uint8_t *)(uintptr_t)session->ops->direct_read(region->remote, 0, region->bytes);
+}
+
+static void tell_attached(const struct kvc_remote_store *store, const struct kvc_session *session,
+    const struct kvc_attached *region)
+{
+	const struct kvc_memory_watch *watch = store->base.watch;
+	uint8_t *memory = watch ? memory_of(session, region) : NULL;
+
+	if (!memory) return;
+	watch->attached(watch->context, memory, region->bytes,
+	    session->ops->direct_write(region->remote, 0, region->bytes) != NULL);
+}
+
+static void tell_detached(const struct kvc_remote_store *store, const struct kvc_session *session,
+    const struct kvc_attached *region)
+{
+	const struct kvc_memory_watch *watch = store->base.watch;
+	uint8_t *memory = watch ? memory_of(session, region) : NULL;
+
+	if (memory) watch->detached(watch->context, memory);
+}
+
+void kvc_session_show_memory(struct kvc_store *base)
+{
+	struct kvc_remote_store *store = kvc_remote_of(base);
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &store->sessions)
+	{
+		const struct kvc_session *session = KV_CONTAINER_OF(node, struct kvc_session, node);
+
+		for (uint32_t i = 0; i < session->region_count; i++)
+			tell_attached(store, session, &session->regions[i]);
+	}
+}
+
 void kvc_session_destroy(struct kvc_remote_store *store, struct kvc_session *session)
 {
 	struct kv_allocator *allocator = store->base.allocator;
 
 	if (!session) return;
 	kv_list_remove(&session->node);
+	for (uint32_t i = 0; i < session->region_count; i++)
+		tell_detached(store, session, &session->regions[i]);
 	if (session->client) session->ops->client_destroy(session->client);
 	if (session->page) kv_control_page_unmap(session->page);
 	kv_line_close(session->line);
@@ -173,12 +215,14 @@ static enum kv_status add_region(
 }
 
 /* The store keeps no segment there any more, so none of ours can point into it. */
-static void detach_one(struct kvc_session *session, uint32_t index)
+static void detach_one(
+    const struct kvc_remote_store *store, struct kvc_session *session, uint32_t index)
 {
 	struct kvc_attached *region = kvc_session_region(session, index);
 	size_t behind; /* regions; with stream there are none */
 
 	if (!region) return;
+	tell_detached(store, session, region);
 	session->ops->region_detach(session->client, region->remote);
 	behind = (size_t)(session->regions + session->region_count - (region + 1));
 	memmove(region, region + 1, behind * sizeof *region);
@@ -200,7 +244,9 @@ static enum kv_status attach_one(struct kvc_remote_store *store, struct kvc_anno
 	}
 	KV_TRY(session->ops->region_attach(session->client, &announced->blob, announced->descriptor,
 	    announced->bytes, &region.remote));
-	return add_region(store, session, &region);
+	KV_TRY(add_region(store, session, &region));
+	tell_attached(store, session, &region);
+	return KV_OK;
 }
 
 enum kv_status kvc_session_attach(struct kvc_remote_store *store)
@@ -215,7 +261,7 @@ enum kv_status kvc_session_attach(struct kvc_remote_store *store)
 			continue;
 		}
 		if (announced.gone) {
-			detach_one(store->current, announced.index);
+			detach_one(store, store->current, announced.index);
 			continue;
 		}
 		status = attach_one(store, &announced);

@@ -89,6 +89,15 @@ enum kv_status kvc_check(struct kvc_store *store)
 	return store->backend->check_store(store);
 }
 
+enum kv_status kvc_watch_memory(struct kvc_store *store, const struct kvc_memory_watch *watch)
+{
+	if (watch && store->watch)
+		return kv_fail(KV_BUSY, "the memory of this connection is watched by somebody else");
+	store->watch = watch;
+	if (watch) store->backend->show_memory(store);
+	return KV_OK;
+}
+
 void kvc_report(struct kvc_store *store, const struct kvc_counter *counters, uint32_t count)
 {
 	store->backend->report(store, counters, count);

@@ -172,6 +172,21 @@ void kvc_release(
 const uint8_t *kvc_direct(
     struct kvc_store *store, const struct kvc_segment *segment, uint32_t layer);
 
+/* The memory that kvc_direct's pointers lie in, for a device that reads only what it was told of.
+ * Calls come on the caller's own thread, from within the calls that attach memory and let go of it
+ * (open, resume, reserve, commit, close). An in-process store's memory is not told of. */
+struct kvc_memory_watch {
+	void *context;
+	/* The whole region; writable: mapped for writing, too. */
+	void (*attached)(void *context, uint8_t *memory, uint64_t bytes, int writable);
+	/* It is unmapped when this returns: nothing may read it any more. */
+	void (*detached)(void *context, uint8_t *memory);
+};
+
+/* From now on, and `attached` at once for what there is. Borrowed until another call with NULL,
+ * which ends it without a word of what is still attached. KV_BUSY: somebody else watches. */
+enum kv_status kvc_watch_memory(struct kvc_store *store, const struct kvc_memory_watch *watch);
+
 struct kvc_read {
 	const struct kvc_segment *segment;
 	uint32_t layer;

@@ -128,6 +128,8 @@ struct kvc_backend {
 	    uint32_t decoded_tokens, const void *sampler_state, size_t sampler_bytes);
 	enum kv_status (*flush)(struct kvc_sequence *sequence);
 	void (*report)(struct kvc_store *store, const struct kvc_counter *counters, uint32_t count);
+	/* Tell store->watch of all that is attached. */
+	void (*show_memory)(struct kvc_store *store);
 };
 
 /* First member of each backend's store. */
@@ -136,6 +138,7 @@ struct kvc_store {
 	struct kv_allocator *allocator;
 	struct kvw_model_layout layout;
 	struct kv_list sequences; /* open ones */
+	const struct kvc_memory_watch *watch; /* NULL: nobody */
 };
 
 /* Checked options to a store. */
