@@ -26,6 +26,8 @@
 	X(DECODE_TOKENS, "decode_tokens_total", "Tokens of all answers.") \
 	X(DECODE_STEPS, "decode_steps_total", "Decode steps; an answer's first token takes none.") \
 	X(DEGRADED_STEPS, "degraded_steps_total", "Decode steps in which selected clusters were estimated, as fetches failed.") \
+	X(DEVICE_STEPS, "device_steps_total", "Decode steps that the device ran through without the host.") \
+	X(REPEATED_STEPS, "repeated_steps_total", "Decode steps that the device began and the host ran again.") \
 	X(PREFILL_SECONDS, "prefill_seconds_total", "Time spent on prompts.") \
 	X(DECODE_SECONDS, "decode_seconds_total", "Time spent on decode steps.") \
 	X(CLUSTERING_SECONDS, "clustering_seconds_total", "Time spent on clustering.") \

@@ -25,6 +25,11 @@ struct gw_cache_mirror {
 	int in_flight;               /* the first of them may still be read by what is queued */
 };
 
+size_t gw_cache_mirror_bytes(size_t pages)
+{
+	return pages * (sizeof(struct kn_cache_slot) + 2 * sizeof(uint32_t));
+}
+
 static enum kv_status take_memory(struct gw_cluster_cache *cache, struct gw_cache_mirror *mirror)
 {
 	const struct kn_device *device = &cache->options.device;
@@ -41,13 +46,13 @@ static enum kv_status take_memory(struct gw_cluster_cache *cache, struct gw_cach
 	memset(mirror->seen_step, 0, column);
 	KV_TRY(kn_device_alloc(device, KN_SHARED, (size_t)MAX_PATCHES * PATCH_BYTES, &memory));
 	mirror->values = memory;
-	KV_TRY(kn_device_alloc(device, KN_DEVICE, pages * sizeof *mirror->slots + 2 * column, &memory));
+	KV_TRY(kn_device_alloc(device, KN_DEVICE, gw_cache_mirror_bytes(pages), &memory));
 	mirror->slots = memory;
 	mirror->next_page = (uint32_t *)(void *)(mirror->slots + pages);
 	mirror->used_step = mirror->next_page + pages;
 	/* Generation 0 is that of no slot, step 0 is none. */
 	KV_TRY(device->ops->fill(device->backend, device->stream, memory, 0,
-		pages * sizeof *mirror->slots + 2 * column));
+		gw_cache_mirror_bytes(pages)));
 	return kn_device_wait(device);
 }
 

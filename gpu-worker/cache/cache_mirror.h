@@ -22,6 +22,9 @@
 extern "C" {
 #endif
 
+/* Device memory of the mirror of a cache of so many pages. */
+size_t gw_cache_mirror_bytes(size_t pages);
+
 /* Give a cache its mirror, on its own device, before it is used. Takes all memory. */
 enum kv_status gw_cache_mirror_create(struct gw_cluster_cache *cache);
 

@@ -19,6 +19,8 @@ void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence,
 	totals->decode_tokens += tokens - (resumed > 0 ? resumed : prompt);
 	totals->decode_steps += report->decode_steps;
 	totals->degraded_steps += report->degraded_steps;
+	totals->device_steps += report->device_steps;
+	totals->repeated_steps += report->repeated_steps;
 	totals->prefill_seconds += report->prefill_seconds;
 	totals->decode_seconds += report->decode_seconds;
 	totals->index_seconds += report->index_seconds;
@@ -60,6 +62,8 @@ void gw_totals_values(const struct gw_worker *worker, const struct gw_totals *t,
 		[KV_WORKER_DECODE_TOKENS] = (double)t->decode_tokens,
 		[KV_WORKER_DECODE_STEPS] = (double)t->decode_steps,
 		[KV_WORKER_DEGRADED_STEPS] = (double)t->degraded_steps,
+		[KV_WORKER_DEVICE_STEPS] = (double)t->device_steps,
+		[KV_WORKER_REPEATED_STEPS] = (double)t->repeated_steps,
 		[KV_WORKER_PREFILL_SECONDS] = t->prefill_seconds,
 		[KV_WORKER_DECODE_SECONDS] = t->decode_seconds,
 		[KV_WORKER_CLUSTERING_SECONDS] = t->index_seconds,

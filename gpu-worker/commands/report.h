@@ -18,6 +18,7 @@ struct gw_totals {
 	double prefill_seconds, decode_seconds, index_seconds, select_seconds, fetch_seconds;
 	double budget_tokens, window_tokens, lost_mass_estimated;
 	uint64_t selections, estimates, active_sequences, degraded_steps;
+	uint64_t device_steps, repeated_steps;
 };
 
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed);

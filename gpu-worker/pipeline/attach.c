@@ -84,6 +84,7 @@ enum kv_status gw_attach_list(struct gw_sequence *sequence)
 	}
 	sequence->segments = list;
 	sequence->segment_count = count;
+	sequence->list_changes++;
 	return KV_OK;
 }
 
@@ -145,4 +146,5 @@ void gw_attach_prompt_only(struct gw_sequence *sequence)
 	uint32_t end;
 
 	sequence->segment_count = prompt_entries(sequence, &end);
+	sequence->list_changes++;
 }

@@ -4,18 +4,13 @@
 
 static const struct gw_selection nothing;
 
-enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
-	uint32_t count, uint32_t layer)
+/* The rows of a clustered layer; `counts` as in gw_select_row, for all of them. */
+static void describe_rows(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer, struct kn_select_counts *counts)
 {
-	const struct gw_policy_context context = {&pipeline->options.policy, pipeline->shape,
-		pipeline->device, pipeline->select_scratch};
 	uint32_t kv_heads = pipeline->shape->kv_heads;
 	size_t width = gw_model_qkv_width(pipeline->options.model);
-	const struct gw_layer_ops *ops = batch[0]->layers[layer].ops;
 
-	for (uint32_t i = 0; i < count * kv_heads; i++)
-		pipeline->selections[i] = nothing;
-	if (ops->select == NULL) return KV_OK;
 	for (uint32_t i = 0; i < count; i++) {
 		const struct gw_layer_state *state = &batch[i]->layers[layer];
 		uint32_t budget = pipeline->options.policy.budget, sinks = state->sinks.count;
@@ -24,34 +19,68 @@ enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence 
 		pipeline->rows[i].q = pipeline->qkv + i * width;
 		pipeline->rows[i].budget = budget > sinks ? budget - sinks : 0;
 		pipeline->rows[i].out = pipeline->selections + (size_t)i * kv_heads;
+		pipeline->rows[i].counts = counts != NULL ? counts + (size_t)i * kv_heads : NULL;
 	}
-	return ops->select(&context, pipeline->rows, count);
+}
+
+static struct gw_policy_context context_of(const struct gw_pipeline *pipeline)
+{
+	return (struct gw_policy_context){&pipeline->options.policy, pipeline->shape,
+		pipeline->device, pipeline->select_scratch};
+}
+
+enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer)
+{
+	const struct gw_policy_context context = context_of(pipeline);
+	const struct gw_layer_ops *ops = batch[0]->layers[layer].ops;
+
+	for (uint32_t i = 0; i < count * pipeline->shape->kv_heads; i++)
+		pipeline->selections[i] = nothing;
+	if (ops->select == NULL) return KV_OK;
+	describe_rows(pipeline, batch, count, layer, NULL);
+	return gw_select_rows(ops, &context, pipeline->rows, count);
+}
+
+enum kv_status gw_select_queue(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer, struct kn_select_counts *counts)
+{
+	const struct gw_policy_context context = context_of(pipeline);
+
+	describe_rows(pipeline, batch, count, layer, counts);
+	return batch[0]->layers[layer].ops->select(&context, pipeline->rows, count);
+}
+
+void gw_report_selection(struct gw_sequence *sequence, uint32_t layer, uint32_t selected,
+	const float *exact_mass)
+{
+	const struct gw_pipeline *pipeline = sequence->pipeline;
+	const struct gw_layer_state *state = &sequence->layers[layer];
+	uint32_t group = gw_shape_group(pipeline->shape);
+	size_t cluster_bytes = (size_t)4 * pipeline->shape->head_dim + 8;
+	uint32_t budget = state->sinks.count + selected;
+	struct gw_report *report = &sequence->report;
+
+	report->selections++;
+	report->budget_tokens += budget;
+	report->window_tokens += state->recent.count;
+	report->bytes_touched += (double)((budget + state->recent.count) * pipeline->row_bytes +
+		state->index->clusters * cluster_bytes);
+	for (uint32_t g = 0; exact_mass != NULL && g < group; g++) {
+		report->estimates++;
+		report->lost_mass_estimated += 1.0 - (double)exact_mass[g];
+	}
 }
 
 static void report_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence, uint32_t layer,
 	uint32_t first_job, const struct gw_selection *selections)
 {
-	const struct gw_layer_state *state = &sequence->layers[layer];
 	const struct gw_round *round = &pipeline->round;
-	uint32_t group = gw_shape_group(pipeline->shape);
-	size_t cluster_bytes = (size_t)4 * pipeline->shape->head_dim + 8;
-	struct gw_report *report = &sequence->report;
 
-	if (!state->ops->clustered) return;
-	for (uint32_t head = 0; head < pipeline->shape->kv_heads; head++) {
-		const struct kn_attend_job *job = &round->jobs[first_job + head];
-		uint32_t budget = state->sinks.count + selections[head].tokens;
-
-		report->selections++;
-		report->budget_tokens += budget;
-		report->window_tokens += state->recent.count;
-		report->bytes_touched += (double)((budget + state->recent.count) * pipeline->row_bytes +
-			state->index->clusters * cluster_bytes);
-		for (uint32_t g = 0; job->exact_mass != NULL && g < group; g++) {
-			report->estimates++;
-			report->lost_mass_estimated += 1.0 - (double)job->exact_mass[g];
-		}
-	}
+	if (!sequence->layers[layer].ops->clustered) return;
+	for (uint32_t head = 0; head < pipeline->shape->kv_heads; head++)
+		gw_report_selection(sequence, layer, selections[head].tokens,
+			round->jobs[first_job + head].exact_mass);
 }
 
 static enum kv_status finish_round(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,

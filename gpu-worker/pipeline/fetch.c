@@ -285,6 +285,7 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 			add_selected(pipeline, &place, i);
 		}
 		add_span(round, gw_token_rows_at(&state->recent, head, 0), state->recent.count);
+		*job = (struct kn_attend_job){0};
 		job->q = pipeline->qkv + (size_t)row * gw_model_qkv_width(pipeline->options.model) +
 			first_head;
 		job->out = pipeline->attention + (size_t)row * shape->heads * shape->head_dim + first_head;

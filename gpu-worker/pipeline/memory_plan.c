@@ -2,6 +2,7 @@
 
 #include <stdio.h>
 
+#include "gpu-worker/pipeline/device_step.h"
 #include "gpu-worker/pipeline/step.h"
 
 /* A device hands memory out in pieces: this part of it is not planned with. */
@@ -79,6 +80,24 @@ static struct kn_bounds bounds_of(const struct planning *p)
 	return b;
 }
 
+/* What lets a device look clusters up by itself, but for the mirror of the cache. */
+static uint64_t step_bytes(const struct planning *p)
+{
+	const struct gw_memory_request *r = p->request;
+
+	if (r->ops->unified || p->clustered == 0) return 0;
+	return gw_device_step_bytes(&p->shape, p->row_bytes, p->clustered, r->max_batch, p->clusters,
+			p->selected) +
+		r->sequences *
+			gw_step_map_bytes(p->clustered, p->shape.kv_heads, p->segments, p->clusters);
+}
+
+static uint64_t mirror_bytes(const struct planning *p, uint64_t cache)
+{
+	if (p->request->ops->unified) return 0;
+	return gw_cache_mirror_bytes(cache / (p->row_bytes * GW_CACHE_PAGE_ROWS));
+}
+
 /* A page at least. */
 static uint64_t whole_pages(const struct planning *p, uint64_t bytes)
 {
@@ -96,7 +115,7 @@ static uint64_t cache_bytes(const struct planning *p, uint64_t limit, uint64_t o
 	uint64_t all = (uint64_t)r->sequences * r->context * p->row_bytes * p->shape.kv_heads *
 		p->clustered;
 	uint64_t most = r->cache_recency > 0 ? step * r->max_batch * (r->cache_recency + 1) : all;
-	uint64_t left = limit - limit / ROUNDED_AWAY;
+	uint64_t left = limit - limit / ROUNDED_AWAY, page = p->row_bytes * GW_CACHE_PAGE_ROWS;
 
 	if (p->clustered == 0) return 0;
 	if (r->cache_bytes > 0) return whole_pages(p, r->cache_bytes);
@@ -104,6 +123,7 @@ static uint64_t cache_bytes(const struct planning *p, uint64_t limit, uint64_t o
 	if (step > most) step = most;
 	if (limit == 0) return whole_pages(p, 2 * step * r->max_batch);
 	left = left > others ? left - others : 0;
+	left = left / (page + mirror_bytes(p, page)) * page;
 	if (left > most) left = most;
 	return whole_pages(p, left > step ? left : step);
 }
@@ -191,7 +211,9 @@ enum kv_status gw_memory_plan_make(const struct gw_memory_request *r, struct gw_
 	made.parts[GW_MEMORY_ACTIVATIONS] = activation_bytes(&p);
 	made.bounds = bounds_of(&p);
 	made.parts[GW_MEMORY_SCRATCH] = r->ops->scratch_bytes(r->backend, &made.bounds);
+	made.parts[GW_MEMORY_STEPS] = step_bytes(&p);
 	made.parts[GW_MEMORY_CACHE] = cache_bytes(&p, made.limit, gw_memory_plan_sum(&made));
+	made.parts[GW_MEMORY_STEPS] += mirror_bytes(&p, made.parts[GW_MEMORY_CACHE]);
 	if (made.limit > 0 && gw_memory_plan_sum(&made) > made.limit) return refuse(r, &made);
 	*plan = made;
 	return KV_OK;

@@ -24,6 +24,8 @@ extern "C" {
 	X(PROMPT, "prompt", "a prompt's rows", "lower --context")                                      \
 	X(ACTIVATIONS, "activations", "activations", "lower --chunk, --max-batch or --budget")         \
 	X(SCRATCH, "scratch", "scratch", "lower --chunk, --max-batch or --context")                    \
+	X(STEPS, "device_steps", "the device's own steps",                                             \
+		"lower --max-batch, --budget or --max-sequences")                                          \
 	X(CACHE, "cluster_cache", "cluster cache", "lower --cache or --budget")
 
 enum gw_memory_part {

@@ -3,6 +3,7 @@
 #include <sodium.h>
 #include <string.h>
 
+#include "gpu-worker/pipeline/device_step.h"
 #include "gpu-worker/pipeline/step.h"
 
 /* Cache memory that is touched at the start, at most. */
@@ -218,6 +219,7 @@ enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	KV_TRY_GOTO(status, open_audit(made), fail);
 	if (options->reserve) KV_TRY_GOTO(status, reserve(made), fail);
 	if (options->store != NULL) made->generation = kvc_generation(options->store);
+	KV_TRY_GOTO(status, gw_device_step_create(made), fail);
 	*pipeline = made;
 	return KV_OK;
 fail:
@@ -231,6 +233,7 @@ void gw_pipeline_destroy(struct gw_pipeline *pipeline)
 
 	if (pipeline == NULL) return;
 	o = &pipeline->options;
+	gw_device_step_destroy(pipeline);
 	gw_round_destroy(pipeline);
 	gw_offload_destroy(pipeline);
 	gw_select_scratch_destroy(pipeline->select_scratch);

@@ -145,6 +145,8 @@ struct gw_report {
 	uint32_t prefill_layers;           /* that are behind it */
 	uint64_t decode_steps;
 	uint64_t degraded_steps;           /* of them, with clusters estimated that were selected */
+	uint64_t device_steps;             /* of them, run by the device without the host */
+	uint64_t repeated_steps;           /* of them, begun by the device and run again by the host */
 };
 const struct gw_report *gw_sequence_report(const struct gw_sequence *sequence);
 

@@ -3,13 +3,15 @@
  *     fold → embed → per layer: project → append → score, select → lookup → fetch → attend → finish
  *     → logits
  *
+ * Where a device can look clusters up by itself, it does all of it (device_step.c).
  * A sequence that cannot go on drops out before the step; the others do not notice. */
 #include <string.h>
 
 #include "common/base/clock.h"
+#include "gpu-worker/pipeline/device_step.h"
 #include "gpu-worker/pipeline/step.h"
 
-static enum kv_status append(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+enum kv_status gw_append_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, uint32_t layer)
 {
 	const struct gw_model_shape *shape = pipeline->shape;
@@ -59,7 +61,7 @@ static enum kv_status run_layer(struct gw_pipeline *pipeline, struct gw_sequence
 	uint64_t start;
 
 	KV_TRY(gw_model_project(model, layer, pipeline->x, pipeline->positions, count, pipeline->qkv));
-	KV_TRY(append(pipeline, batch, count, layer));
+	KV_TRY(gw_append_batch(pipeline, batch, count, layer));
 	start = kv_now_ns();
 	KV_TRY(gw_select_batch(pipeline, batch, count, layer));
 	for (uint32_t i = 0; i < count; i++)
@@ -70,7 +72,7 @@ static enum kv_status run_layer(struct gw_pipeline *pipeline, struct gw_sequence
 }
 
 /* Straight to the caller where the backend can write there. */
-static enum kv_status compute_logits(struct gw_pipeline *pipeline, uint32_t count, float *logits)
+enum kv_status gw_queue_logits(struct gw_pipeline *pipeline, uint32_t count, float *logits)
 {
 	struct gw_model *model = pipeline->options.model;
 	size_t bytes = (size_t)count * pipeline->shape->vocabulary * sizeof *logits;
@@ -80,32 +82,41 @@ static enum kv_status compute_logits(struct gw_pipeline *pipeline, uint32_t coun
 	return kn_device_download(&pipeline->device, logits, pipeline->logits, bytes);
 }
 
-static enum kv_status queue_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+static enum kv_status queue_layers(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, float *logits)
 {
 	KV_TRY(gw_model_embed(pipeline->options.model, pipeline->ids, count, pipeline->x));
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++)
 		KV_TRY(run_layer(pipeline, batch, count, layer));
-	return compute_logits(pipeline, count, logits);
+	return gw_queue_logits(pipeline, count, logits);
 }
 
-/* As a step of the backend: those of as many rows have most in common. */
-static enum kv_status run_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+/* The host looks clusters up and fetches them, layer by layer. */
+static enum kv_status host_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, float *logits)
 {
 	const struct kn_device *device = &pipeline->device;
 	enum kv_status queued, ended;
 
+	KV_TRY(device->ops->step_begin(device->backend, device->stream, count));
+	queued = queue_layers(pipeline, batch, count, logits);
+	ended = device->ops->step_end(device->backend, device->stream);
+	KV_TRY(queued);
+	KV_TRY(ended);
+	return kn_device_wait(device);
+}
+
+static enum kv_status run_step(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, float *logits)
+{
+	int done = 0;
+
 	for (uint32_t i = 0; i < count; i++) {
 		pipeline->ids[i] = batch[i]->tokens[batch[i]->kv_count];
 		pipeline->positions[i] = batch[i]->kv_count;
 	}
-	KV_TRY(device->ops->step_begin(device->backend, device->stream, count));
-	queued = queue_step(pipeline, batch, count, logits);
-	ended = device->ops->step_end(device->backend, device->stream);
-	KV_TRY(queued);
-	KV_TRY(ended);
-	KV_TRY(kn_device_wait(device));
+	KV_TRY(gw_device_step(pipeline, batch, count, logits, &done));
+	if (!done) KV_TRY(host_step(pipeline, batch, count, logits));
 	for (uint32_t i = 0; i < count; i++)
 		batch[i]->kv_count++;
 	return KV_OK;

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "gpu-worker/pipeline/device_step.h"
 #include "gpu-worker/pipeline/step.h"
 
 enum { ROOM_BYTES = sizeof(uint32_t) };
@@ -106,8 +107,9 @@ enum kv_status gw_step_reserve(struct gw_pipeline *pipeline, uint32_t tokens, ui
 		pipeline->max_clusters = clusters;
 	}
 	if (pipeline->policy->offloads) KV_TRY(gw_offload_reserve(pipeline, tokens));
-	return gw_round_reserve(pipeline, pipeline->cache != NULL ? pipeline->max_clusters : 0,
-		selected);
+	KV_TRY(gw_round_reserve(pipeline, pipeline->cache != NULL ? pipeline->max_clusters : 0,
+		selected));
+	return gw_device_step_reserve(pipeline, pipeline->max_clusters, selected);
 }
 
 static enum kv_status create(struct gw_pipeline *pipeline, uint32_t prompt_tokens,
@@ -137,6 +139,7 @@ static enum kv_status create(struct gw_pipeline *pipeline, uint32_t prompt_token
 	made->cuts = kv_alloc_array(o->allocator, made->segment_capacity, sizeof *made->cuts);
 	if (!made->tokens || !made->units || !made->cuts) return KV_NO_MEMORY;
 	KV_TRY(create_layers(made));
+	KV_TRY(gw_step_map_create(made));
 	return gw_step_reserve(pipeline, made->token_capacity, cluster_bound(made));
 }
 
@@ -290,6 +293,7 @@ void gw_sequence_close(struct gw_sequence *sequence, int keep)
 		gw_token_rows_deinit(&sequence->layers[layer].recent);
 	}
 	kn_device_free(&sequence->pipeline->device, sequence->kept_rows);
+	gw_step_map_destroy(sequence);
 	gw_audit_destroy(sequence);
 	kv_free(allocator, sequence->layers);
 	kv_free(allocator, sequence->tokens);

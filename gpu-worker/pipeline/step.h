@@ -22,6 +22,9 @@ struct gw_layer_state {
 	struct gw_token_rows recent;    /* the window; all rows in a dense layer */
 };
 
+struct gw_step_map;
+struct gw_device_step;
+
 struct gw_sequence {
 	struct gw_pipeline *pipeline;
 	struct kvc_sequence *stored;    /* NULL without a store */
@@ -36,6 +39,8 @@ struct gw_sequence {
 	const struct kvc_segment *const *segments; /* the store's list, by ordinal */
 	struct gw_unit *units;          /* [segment_capacity]: their units in clustered layers */
 	uint32_t segment_count, segment_capacity;
+	uint64_t list_changes;          /* of the list of segments */
+	struct gw_step_map *map;        /* the same for a device; NULL where none looks up by itself */
 	struct kvc_cut *cuts;           /* the prompt's segmentation */
 	uint32_t cut_count;
 	enum kv_status failed;          /* KV_OK, or why no step can follow */
@@ -97,6 +102,7 @@ struct gw_pipeline {
 	struct gw_selection *selections;/* [max_batch × kv_heads] */
 	struct gw_select_row *rows;     /* [max_batch] */
 	struct gw_round round;
+	struct gw_device_step *device_step; /* NULL: all steps are the host's */
 	struct kv_log_limit degrade_log;
 	struct gw_offload_scratch offload;
 	/* Activations of one call, KN_DEVICE: chunk rows in prefill, max_batch in decode. */
@@ -221,11 +227,24 @@ enum kv_status gw_round_fetch(struct gw_pipeline *pipeline);
 enum kv_status gw_round_degrade(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t layer);
 
+/* run_token.c: round this token's keys and values to their type, behind the others. */
+enum kv_status gw_append_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer);
+/* To `logits`, memory of the host, with what is waited for next. */
+enum kv_status gw_queue_logits(struct gw_pipeline *pipeline, uint32_t count, float *logits);
+
 /* attend.c: select, then lookup → fetch → attend in as many rounds as the memory takes. */
 enum kv_status gw_select_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, uint32_t layer);
 enum kv_status gw_attend_batch(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, uint32_t layer);
+/* Of a clustered layer, only queued: how much is selected will be in counts[count × kv_heads]
+ * (KN_SHARED), and pipeline->selections say where the rest is. */
+enum kv_status gw_select_queue(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
+	uint32_t count, uint32_t layer, struct kn_select_counts *counts);
+/* Count what one KV head attended to; exact_mass[group] of its estimate, or NULL. */
+void gw_report_selection(struct gw_sequence *sequence, uint32_t layer, uint32_t selected,
+	const float *exact_mass);
 
 /* sequence.c */
 /* Have what steps with sequences of up to `tokens` tokens and `clusters` clusters need. */

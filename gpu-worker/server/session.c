@@ -508,6 +508,12 @@ json_t *gw_report_json(const struct gw_pipeline *pipeline, const struct gw_repor
 	if (o->estimate_misses)
 		json_object_set_new(object, "degraded_steps",
 			json_integer((json_int_t)report->degraded_steps));
+	if (!o->ops->unified) {
+		json_object_set_new(object, "device_steps",
+			json_integer((json_int_t)report->device_steps));
+		json_object_set_new(object, "repeated_steps",
+			json_integer((json_int_t)report->repeated_steps));
+	}
 	if (o->audit) {
 		json_object_set_new(object, "lost_mass_mean", mean(report->lost_mass, report->audits));
 		json_object_set_new(object, "output_error_mean",

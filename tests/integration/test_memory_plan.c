@@ -58,7 +58,7 @@ static double sum_of_parts(const json_t *memory)
 
 	json_object_foreach(planned, key, part)
 		sum += json_number_value(part);
-	assert_true(json_object_size(planned) == 8);
+	assert_true(json_object_size(planned) == 9);
 	return sum;
 }
 

@@ -9,6 +9,7 @@ static struct trial trial;
 static struct store_fixture store;
 static int32_t *prompt;
 static json_t *reference;
+static double told; /* by the store's statistics: steps that the device ran by itself */
 
 static json_t *answer(const char *transport, const char *backend)
 {
@@ -31,10 +32,12 @@ static json_t *answer(const char *transport, const char *backend)
 
 	assert_true(store_fixture_init(&store));
 	assert_true(store_fixture_start(&store, listen));
-	const char *const outside[] = {"--store", store.address, "--transport", transport, NULL};
+	const char *const outside[] = {
+	    "--store", store.address, "--transport", transport, "--name", "probe", NULL};
 
 	trial_add(&arguments, outside);
 	report = trial_generate(&trial, prompt, prompt_tokens, arguments.all);
+	told = store_fixture_stat(&store, "worker:probe:device_steps_total");
 	assert_true(store_fixture_deinit(&store, false));
 	memset(&store, 0, sizeof store);
 	return report;
@@ -51,6 +54,12 @@ static void the_answer_is_the_cpu_backends(void **state)
 
 		assert_int_equal(json_array_size(json_object_get(report, "tokens")), answer_tokens);
 		assert_true(trial_cache(report, "miss_bytes") > 0);
+		/* Where the store's memory can be registered, every step is the device's, unless it missed
+		 * more than staging holds. */
+		assert_true(trial_number(report, "device_steps") >=
+		            (transports[i] != NULL ? answer_tokens / 2 : 0));
+		if (transports[i] == NULL) assert_true(trial_number(report, "device_steps") == 0);
+		if (transports[i] != NULL) assert_true(told == trial_number(report, "device_steps"));
 		assert_string_equal(json_string_value(json_object_get(report, "backend")),
 		    strcmp(plugin, "discrete") == 0 ? "discrete" : "cuda");
 		if (strcmp(plugin, "discrete") == 0)
