@@ -29,6 +29,7 @@
 	X(DEVICE_STEPS, "device_steps_total", "Decode steps that the device ran through without the host.") \
 	X(REPEATED_STEPS, "repeated_steps_total", "Decode steps that the device began and the host ran again.") \
 	X(PREFILL_SECONDS, "prefill_seconds_total", "Time spent on prompts.") \
+	X(PREFILL_UNIT_SECONDS, "prefill_unit_seconds_max", "Longest unit of a prompt so far: running answers get no token within one.") \
 	X(DECODE_SECONDS, "decode_seconds_total", "Time spent on decode steps.") \
 	X(CLUSTERING_SECONDS, "clustering_seconds_total", "Time spent on clustering.") \
 	X(SELECTION_SECONDS, "selection_seconds_total", "Time spent on scoring and selecting clusters.") \

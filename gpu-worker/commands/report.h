@@ -19,6 +19,7 @@ struct gw_totals {
 	double budget_tokens, window_tokens, lost_mass_estimated;
 	uint64_t selections, estimates, active_sequences, degraded_steps;
 	uint64_t device_steps, repeated_steps;
+	double longest_unit_seconds;
 };
 
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed);

@@ -75,7 +75,8 @@ static void count_finished(void *context, const struct gw_sequence *sequence, in
 	gw_totals_add(&serving->totals, sequence, failed);
 }
 
-static void push_totals(void *context, struct gw_sequence *const *running, uint32_t count)
+static void push_totals(
+    void *context, struct gw_sequence *const *running, uint32_t count, uint64_t longest_ns)
 {
 	struct serving *serving = context;
 	struct gw_totals totals = serving->totals;
@@ -84,6 +85,7 @@ static void push_totals(void *context, struct gw_sequence *const *running, uint3
 	for (uint32_t i = 0; i < count; i++)
 		gw_totals_add(&totals, running[i], 0);
 	totals.active_sequences = count;
+	totals.longest_unit_seconds = (double)longest_ns / 1e9;
 	gw_totals_values(&serving->worker, &totals, values);
 	gw_worker_push(&serving->worker, values);
 	pthread_mutex_lock(&serving->values_mutex);

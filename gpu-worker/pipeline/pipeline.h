@@ -92,7 +92,7 @@ enum kv_status gw_run_prompt(struct gw_sequence *sequence, float *logits, double
 	gw_progress *progress, void *progress_context);
 
 /* The same in units, a chunk of a layer or a layer's end: others of the pipeline's sequences may
- * decode between them, but no other prompt may be open. step: the next one; *done is set after the
+ * decode between them, and other prompts may be open. step: the next one; *done is set after the
  * last, when logits are there. A failure ends the run and the sequence. close: in any case, before
  * the sequence is closed; an unfinished run gives back what it reserved. NULL is allowed. */
 struct gw_prompt_run;

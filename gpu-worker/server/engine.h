@@ -1,10 +1,10 @@
 /* The engine thread: it alone owns the pipeline and the sequences.
  *
  * Between it and the event loop are two rings, messages in and events out, and nothing else is
- * shared. A request belongs to the engine from gw_engine_submit until its last event. One prompt
- * is prefilled at a time, in units of a layer's chunk; between them every running sequence gets a
- * token each time that `latency_ms` is nearly over. A failure ends the request that it concerns and
- * no other.
+ * shared. A request belongs to the engine from gw_engine_submit until its last event. Prompts
+ * are computed in units of a layer's chunk, in turns that prefill_order.h describes; between units
+ * every running sequence gets a token each time that `latency_ms` is nearly over. A failure ends
+ * the request that it concerns and no other.
  */
 #ifndef GW_SERVER_ENGINE_H
 #define GW_SERVER_ENGINE_H
@@ -81,9 +81,11 @@ struct gw_engine_hooks {
 	enum kv_status (*connect)(void *context, struct gw_pipeline **pipeline);
 	void (*disconnect)(void *context);
 	int (*connected)(void *context);
-	/* A sequence ends; then, every 250 ms and at the end: the ones that run. */
+	/* A sequence ends; then, every 250 ms and at the end: the ones that run, and what the longest
+	 * unit of a prompt took so far. */
 	void (*finished)(void *context, const struct gw_sequence *sequence, int failed);
-	void (*report)(void *context, struct gw_sequence *const *running, uint32_t count);
+	void (*report)(
+	    void *context, struct gw_sequence *const *running, uint32_t count, uint64_t longest_ns);
 };
 
 typedef void gw_engine_callback(void *context, const struct gw_engine_event *event);

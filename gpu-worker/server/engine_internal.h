@@ -7,6 +7,7 @@
 
 #include "common/collect/ring.h"
 #include "gpu-worker/server/engine.h"
+#include "gpu-worker/server/prefill_order.h"
 
 /* Loop side: made by gw_engine_submit, freed after its last event. In between the engine's. */
 struct gw_engine_request {
@@ -19,6 +20,8 @@ struct gw_engine_request {
 	struct gw_engine_request *next; /* in the waiting queue */
 	struct gw_session *session;
 	bool cancelled;
+	bool begun_prompt;    /* the prompt's run has begun */
+	uint32_t prompt_left; /* tokens of the prompt that are to be computed */
 	uint64_t progress_ms; /* when the last progress was told */
 	struct gw_request_times times;
 	uint32_t told_layers; /* that GW_EVENT_LAYER told of */
@@ -54,9 +57,13 @@ struct gw_engine {
 	enum gw_engine_state state;
 	char reason[GW_EVENT_TEXT_BYTES];
 	struct gw_engine_request *first, *last; /* waiting */
-	struct gw_engine_request *prefilling; /* NULL or the one whose prompt is being computed */
-	uint64_t unit_ns;                     /* that the last unit of a prompt took */
-	uint64_t stepped_ns;                  /* when the running ones got their last token */
+	struct gw_engine_request *open[KN_MAX_DECODE_ROWS]; /* prompts that are being computed, in the
+	                                                       order in which they were opened */
+	uint32_t open_count;
+	int64_t owed_ns;      /* to the first of them: prefill_order.h */
+	uint64_t unit_ns;     /* that the last unit of a prompt took */
+	uint64_t longest_ns;  /* the longest of all */
+	uint64_t stepped_ns;  /* when the running ones got their last token */
 	struct gw_engine_request *running[KN_MAX_DECODE_ROWS];
 	uint32_t running_count;
 	float *logits; /* [max_batch][vocabulary] */

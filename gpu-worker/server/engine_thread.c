@@ -1,6 +1,6 @@
-/* The engine thread. Each turn: messages → store there? → begin a waiting request, or compute more
- * of its prompt → one token for every running one → counters. It sleeps only when there is nothing
- * to run. */
+/* The engine thread. Each turn: messages → store there? → open a waiting request → compute more of
+ * the open prompts → one token for every running one → counters. It sleeps only when there is
+ * nothing to run. */
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
@@ -54,13 +54,14 @@ static void append(struct gw_engine *engine, struct gw_engine_request *request)
 	engine->last = request;
 }
 
-static struct gw_engine_request *take_first(struct gw_engine *engine)
+static void take(struct gw_engine *engine, struct gw_engine_request *request)
 {
-	struct gw_engine_request *request = engine->first;
+	struct gw_engine_request **at = &engine->first, *before = NULL;
 
-	engine->first = request->next;
-	if (engine->first == NULL) engine->last = NULL;
-	return request;
+	for (; *at != request; at = &before->next)
+		before = *at;
+	*at = request->next;
+	if (engine->last == request) engine->last = before;
 }
 
 /* Closes the session and hands the request back. The thread's error text says why it failed. */
@@ -104,8 +105,8 @@ static void cancel(struct gw_engine *engine, uint64_t id)
 		if (r->id == id) r->cancelled = true;
 	for (uint32_t i = 0; i < engine->running_count; i++)
 		if (engine->running[i]->id == id) engine->running[i]->cancelled = true;
-	if (engine->prefilling != NULL && engine->prefilling->id == id)
-		engine->prefilling->cancelled = true;
+	for (uint32_t i = 0; i < engine->open_count; i++)
+		if (engine->open[i]->id == id) engine->open[i]->cancelled = true;
 }
 
 static void take_messages(struct gw_engine *engine)
@@ -251,6 +252,7 @@ static void show_prefill(void *context, uint64_t done, uint64_t total)
 	take_messages(engine);
 	if (request->cancelled || engine->stopping)
 		gw_sequence_cancel(gw_session_sequence(request->session));
+	request->prompt_left = (uint32_t)((total - done) / layers);
 	if (done < total && now - request->progress_ms < PROGRESS_MS) return;
 	request->progress_ms = now;
 	/* Each token is computed layer by layer; who waits thinks in tokens. */
@@ -259,11 +261,10 @@ static void show_prefill(void *context, uint64_t done, uint64_t total)
 	tell(engine, request, &event);
 }
 
-static void remove_running(struct gw_engine *engine, uint32_t index)
+static void remove_at(struct gw_engine_request **list, uint32_t *count, uint32_t index)
 {
-	engine->running_count--;
-	memmove(&engine->running[index], &engine->running[index + 1],
-	    (engine->running_count - index) * sizeof engine->running[0]);
+	--*count;
+	memmove(&list[index], &list[index + 1], (*count - index) * sizeof list[0]);
 }
 
 static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_request *request)
@@ -294,27 +295,17 @@ static enum kv_status explain(const struct gw_session *session, enum kv_status s
 	return status;
 }
 
-static void begin_one(struct gw_engine *engine)
+static void describe_open(const struct gw_engine *engine, struct gw_open_prompt *prompts)
 {
-	struct gw_engine_request *request;
-	enum kv_status status;
+	for (uint32_t i = 0; i < engine->open_count; i++) {
+		const struct gw_engine_request *request = engine->open[i];
 
-	if (engine->pipeline == NULL || engine->first == NULL || engine->prefilling != NULL ||
-	    engine->running_count == engine->options.max_sequences)
-		return;
-	request = take_first(engine);
-	gw_log_subject(request);
-	status = open_session(engine, request);
-	if (status == KV_OK) {
-		gw_log_subject(request);
-		request->progress_ms = kv_now_ms();
-		status =
-		    explain(request->session, gw_session_begin(request->session, show_prefill, request));
+		prompts[i].tokens = request->asked.tokens;
+		prompts[i].count = request->asked.token_count;
+		prompts[i].found = gw_sequence_prefix_hit(gw_session_sequence(request->session));
+		prompts[i].left = request->prompt_left;
+		prompts[i].begun = request->begun_prompt;
 	}
-	if (status == KV_OK)
-		engine->prefilling = request;
-	else
-		finish(engine, request, status);
 }
 
 static void tell_layer(
@@ -325,23 +316,76 @@ static void tell_layer(
 	if (gw_times_unit(request, unit_ns, &event.total)) tell(engine, request, &event);
 }
 
-/* One unit of the prompt. Its request runs when the first token is there. */
-static void advance(struct gw_engine *engine)
+/* The first that has nothing to wait for. */
+static struct gw_engine_request *find_next(const struct gw_engine *engine)
 {
-	struct gw_engine_request *request = engine->prefilling;
-	uint64_t start = kv_now_ns();
-	enum kv_status status = KV_OK;
-	int ready = 0;
+	struct gw_open_prompt prompts[KN_MAX_DECODE_ROWS];
+	bool shares = gw_pipeline_options(engine->pipeline)->store != NULL;
+	struct gw_engine_request *request = engine->first;
 
+	describe_open(engine, prompts);
+	while (shares && request != NULL &&
+	       gw_prefill_will_find(
+	           prompts, engine->open_count, request->asked.tokens, request->asked.token_count))
+		request = request->next;
+	return request;
+}
+
+/* Open what waits: what is stored of a prompt says how much is left to compute. One at a time, as
+ * answers that run may wait for their next token. */
+static void open_one(struct gw_engine *engine)
+{
+	struct gw_engine_request *request;
+	const struct gw_sequence *sequence;
+	enum kv_status status;
+
+	if (engine->pipeline == NULL || engine->first == NULL ||
+	    engine->running_count + engine->open_count == engine->options.max_sequences)
+		return;
+	request = find_next(engine);
+	if (request == NULL) return;
+	take(engine, request);
 	gw_log_subject(request);
-	if (request->cancelled || engine->stopping)
-		status = KV_CANCELLED;
-	else
-		status = gw_session_advance(request->session, &ready);
+	status = open_session(engine, request);
+	if (status != KV_OK) {
+		finish(engine, request, status);
+		return;
+	}
+	gw_log_subject(request);
+	sequence = gw_session_sequence(request->session);
+	request->prompt_left =
+	    gw_sequence_prompt_tokens(sequence) - gw_sequence_prefix_hit(sequence);
+	request->progress_ms = kv_now_ms();
+	engine->open[engine->open_count++] = request;
+}
+
+/* A prompt's first unit begins it. */
+static enum kv_status run_unit(
+    struct gw_engine *engine, struct gw_engine_request *request, int *ready)
+{
+	gw_log_subject(request);
+	if (request->cancelled || engine->stopping) return KV_CANCELLED;
+	if (!request->begun_prompt) KV_TRY(gw_session_begin(request->session, show_prefill, request));
+	request->begun_prompt = true;
+	return gw_session_advance(request->session, ready);
+}
+
+/* One unit of an open prompt. Its request runs when the first token is there. */
+static void advance(struct gw_engine *engine, uint32_t index)
+{
+	struct gw_engine_request *request = engine->open[index];
+	uint64_t start = kv_now_ns();
+	int ready = 0;
+	enum kv_status status = run_unit(engine, request, &ready);
+
 	engine->unit_ns = kv_now_ns() - start;
 	tell_layer(engine, request, engine->unit_ns);
+	if (engine->unit_ns > engine->longest_ns) engine->longest_ns = engine->unit_ns;
+	engine->owed_ns = gw_prefill_account(engine->owed_ns, index, engine->unit_ns);
 	if (status == KV_OK && !ready) return;
-	engine->prefilling = NULL;
+	remove_at(engine->open, &engine->open_count, index);
+	/* Who is the oldest now is owed nothing yet. */
+	if (index == 0) engine->owed_ns = 0;
 	if (status == KV_OK) {
 		gw_times_update(request);
 		request->times.ready_ns = kv_now_ns();
@@ -353,14 +397,25 @@ static void advance(struct gw_engine *engine)
 	finish(engine, request, explain(request->session, status));
 }
 
+static uint32_t next_prompt(const struct gw_engine *engine)
+{
+	struct gw_open_prompt prompts[KN_MAX_DECODE_ROWS];
+
+	for (uint32_t i = 0; i < engine->open_count; i++)
+		if (engine->open[i]->cancelled) return i;
+	describe_open(engine, prompts);
+	return gw_prefill_next(prompts, engine->open_count, engine->owed_ns);
+}
+
 /* As many units as the running answers' next token leaves time for, and at least one. */
 static void prefill(struct gw_engine *engine)
 {
 	uint64_t latency_ns = engine->options.latency_ms * 1000000;
 
-	while (engine->prefilling != NULL) {
-		advance(engine);
+	while (engine->open_count > 0) {
+		advance(engine, next_prompt(engine));
 		take_messages(engine);
+		open_one(engine);
 		if (kv_now_ns() + engine->unit_ns > engine->stepped_ns + latency_ns) return;
 	}
 }
@@ -415,7 +470,7 @@ static void sweep(struct gw_engine *engine)
 			i++;
 			continue;
 		}
-		remove_running(engine, i);
+		remove_at(engine->running, &engine->running_count, i);
 		finish(engine, request, status);
 	}
 }
@@ -437,16 +492,16 @@ static void step_all(struct gw_engine *engine)
 static void report(struct gw_engine *engine)
 {
 	const struct gw_engine_hooks *hooks = &engine->options.hooks;
-	struct gw_sequence *sequences[KN_MAX_DECODE_ROWS + 1];
+	struct gw_sequence *sequences[KN_MAX_DECODE_ROWS];
 	uint32_t count = engine->running_count;
 
 	if (engine->pipeline == NULL || kv_now_ms() < engine->report_ms) return;
 	engine->report_ms = kv_now_ms() + REPORT_MS;
 	for (uint32_t i = 0; i < engine->running_count; i++)
 		sequences[i] = gw_session_sequence(engine->running[i]->session);
-	if (engine->prefilling != NULL)
-		sequences[count++] = gw_session_sequence(engine->prefilling->session);
-	hooks->report(hooks->context, sequences, count);
+	for (uint32_t i = 0; i < engine->open_count; i++)
+		sequences[count++] = gw_session_sequence(engine->open[i]->session);
+	hooks->report(hooks->context, sequences, count, engine->longest_ns);
 }
 
 static void sleep_until(struct gw_engine *engine, uint64_t deadline_ms)
@@ -469,16 +524,17 @@ void *gw_engine_main(void *context)
 		take_messages(engine);
 		reach_store(engine);
 		refuse_waiting(engine);
-		begin_one(engine);
+		open_one(engine);
 		prefill(engine);
 		step_all(engine);
 		report(engine);
-		if (!engine->stopping && engine->running_count == 0 && engine->prefilling == NULL &&
+		if (!engine->stopping && engine->running_count == 0 && engine->open_count == 0 &&
 		    (engine->first == NULL || engine->pipeline == NULL))
 			sleep_until(engine, kv_now_ms() + REPORT_MS);
 	}
 	refuse_waiting(engine);
-	if (engine->prefilling != NULL) advance(engine);
+	while (engine->open_count > 0)
+		advance(engine, 0);
 	sweep(engine);
 	engine->report_ms = 0;
 	report(engine);

@@ -71,8 +71,8 @@ struct gw_sequence *gw_session_sequence(struct gw_session *session);
 /* Prefill or replay, then pick the first token. */
 enum kv_status gw_session_start(struct gw_session *session, gw_progress *progress, void *context);
 
-/* The same in units, between which other sessions may step; one session at a time. *ready is set
- * when the first token was picked. A replay is one unit. */
+/* The same in units, between which other sessions may advance and step. *ready is set when the
+ * first token was picked. A replay is one unit. */
 enum kv_status gw_session_begin(struct gw_session *session, gw_progress *progress, void *context);
 enum kv_status gw_session_advance(struct gw_session *session, int *ready);
 
