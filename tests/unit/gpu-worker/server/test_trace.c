@@ -141,6 +141,8 @@ static void spans_add_up(void **state)
 	assert_int_equal(us(choice, "prefill", NULL), 10000);
 	assert_int_equal(us(choice, "prefill", "offload"), 2000);
 	assert_int_equal(us(choice, "prefill", "index"), 1);
+	assert_int_equal(us(choice, "prefill", "fetch"), 0);
+	assert_null(span_in(span_in(choice, "prefill"), "select"));
 	assert_int_equal(us(choice, "prefill", "wait"), 10000 - 8001);
 	assert_int_equal(us(choice, "decode", NULL), 20000);
 	assert_int_equal(us(choice, "decode", "select"), 3000);
