@@ -252,11 +252,17 @@ struct kn_index_job {
 	uint16_t *centroids;   /* out fp16 [clusters][head_dim] */
 	uint16_t *value_means; /* out fp16 [clusters][head_dim] */
 };
+/* How the rounds of k-means sum members. ORDERED: in ascending position, the same bits everywhere.
+ * PAPER: in any order, as the published kernel does; the sums in order are one of these, and what
+ * the cpu backend and sizes that the kernel does not take come to. Published means are in order. */
+enum kn_index_update { KN_INDEX_ORDERED, KN_INDEX_PAPER };
+
 struct kn_index_arguments {
 	const struct kn_index_job *jobs;
 	uint32_t job_count;
 	uint32_t head_dim, iterations;
 	enum kn_kv_type kv_type;
+	enum kn_index_update update;
 	int center;
 };
 

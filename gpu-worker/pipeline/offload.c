@@ -202,6 +202,7 @@ static enum kv_status run_index(struct offload *o, const struct kvc_segment *con
 	a.iterations = pipeline->options.policy.iterations;
 	a.kv_type = pipeline->options.kv_type;
 	a.center = pipeline->options.policy.center;
+	a.update = pipeline->options.policy.update;
 	KV_TRY(device->ops->index(device->backend, device->stream, &a));
 	for (uint32_t i = 0; !device->ops->unified && i < count; i++)
 		for (uint32_t head = 0; o->units[i].shape.clusters > 0 && head < kv_heads; head++)

@@ -12,7 +12,8 @@ static const uint64_t warm_limit = (uint64_t)256 << 20;
 void gw_pipeline_layout(const struct gw_model_shape *shape, const struct gw_policy_options *policy,
 	enum kn_kv_type kv_type, struct kvw_model_layout *layout)
 {
-	uint32_t index[4] = {policy->iterations, policy->center != 0, policy->segment, policy->window};
+	uint32_t index[2] = {
+		policy->iterations, (policy->center != 0) | (uint32_t)policy->update << 1};
 
 	memset(layout, 0, sizeof *layout);
 	layout->layers = shape->layers;
@@ -26,8 +27,7 @@ void gw_pipeline_layout(const struct gw_model_shape *shape, const struct gw_poli
 	layout->sinks = policy->sinks;
 	layout->cluster_tokens = policy->cluster_tokens;
 	/* Segment and window shape only where prompts are cut, not what a segment holds. */
-	for (int i = 0; i < 2; i++)
-		memcpy(layout->index_digest + 4 * i, &index[i], 4);
+	memcpy(layout->index_digest, index, sizeof layout->index_digest);
 }
 
 void gw_pipeline_model_id(const uint8_t file[32], enum kn_precision precision,

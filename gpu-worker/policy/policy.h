@@ -29,6 +29,7 @@ struct gw_policy_options {
 	int size_term;           /* score with ln(size) */
 	int estimate;            /* estimate what is not selected */
 	int center;              /* subtract the mean key before assignment */
+	enum kn_index_update update; /* how k-means sums members */
 };
 
 /* What one (sequence, KV head) attends to besides sinks and window, in this order. */

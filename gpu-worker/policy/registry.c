@@ -28,6 +28,7 @@ static void follow_paper(struct gw_policy_options *options)
 	options->size_term = 0;
 	options->estimate = 0;
 	options->center = 0;
+	options->update = KN_INDEX_PAPER;
 }
 
 /* name, help, offloads, adjust, layer */

@@ -253,6 +253,9 @@ static enum kv_status check(const struct kn_backend *backend, const struct kn_in
 		    a->head_dim, a->iterations, KN_MAX_HEAD_DIM);
 	if (a->job_count != 0 && a->jobs == NULL)
 		return kv_fail(KV_INVALID, "index: %u jobs but no list of them", a->job_count);
+	/* Sums in order are one of those that either kind may give. */
+	if ((unsigned)a->update > KN_INDEX_PAPER)
+		return kv_fail(KV_INVALID, "index: update %d is unknown", (int)a->update);
 	KV_TRY(kn_cpu_check_kv_type("index", a->kv_type));
 	for (uint32_t i = 0; i < a->job_count; i++) {
 		const struct kn_index_job *job = &a->jobs[i];

@@ -45,6 +45,7 @@ struct kn_backend {
 	struct kn_cuda_block *blocks;
 	uint32_t max_rows, max_columns;        /* of a matmul that goes to cuBLAS */
 	int lowest_priority, highest_priority; /* of streams */
+	int told_update;                       /* 1: the paper's was logged, 2: that it was not taken */
 	char device[96];                       /* its name and size, for people */
 	char description[256];
 };

@@ -52,6 +52,11 @@ cudaError_t kn_cuda_index(const struct kn_index_arguments *a,
     const struct kn_cuda_index_bounds *bounds, enum kn_cuda_update update, void *scratch,
     cudaStream_t stream);
 
+/* The paper's kernel with as many channel partitions as suit the head and leave room for the
+ * clusters in shared memory; ORDERED where there is none for them. */
+cudaError_t kn_cuda_choose_update(
+    const struct kn_cuda_index_bounds *bounds, enum kn_cuda_update *update);
+
 size_t kn_cuda_score_scratch_bytes(uint32_t jobs, uint32_t max_clusters, uint32_t group);
 
 /* The score operation: logits and partial softmax sums by tiles of clusters, then votes. Jobs

@@ -318,6 +318,8 @@ static enum kv_status check_index(const struct kn_index_arguments *a)
 	KV_TRY(check_shape("index", 1, a->head_dim));
 	KV_TRY(check_kv_type("index", a->kv_type));
 	if (a->iterations == 0) return kv_fail(KV_INVALID, "index: no iterations; use at least one");
+	if ((unsigned)a->update > KN_INDEX_PAPER)
+		return kv_fail(KV_INVALID, "index: update %d is unknown", (int)a->update);
 	if (a->job_count != 0 && !a->jobs)
 		return kv_fail(KV_INVALID, "index: %u jobs but no list of them", a->job_count);
 	for (uint32_t i = 0; i < a->job_count; i++) {
@@ -355,20 +357,43 @@ static uint32_t index_round(
 	return count;
 }
 
+/* What was asked for, and in the log, once, what it came to. */
+static enum kv_status choose_update(struct kn_backend *backend, const struct kn_index_arguments *a,
+    const struct kn_cuda_index_bounds *bounds, enum kn_cuda_update *update)
+{
+	int told;
+
+	*update = KN_CUDA_UPDATE_ORDERED;
+	if (a->update != KN_INDEX_PAPER) return KV_OK;
+	KV_TRY(kn_cuda_check(kn_cuda_choose_update(bounds, update), "index"));
+	told = *update == KN_CUDA_UPDATE_ORDERED ? 2 : 1;
+	if ((backend->told_update & told) != 0) return KV_OK;
+	backend->told_update |= told;
+	if (told == 1)
+		kv_log(KV_LOG_INFO, "kernels",
+		    "cuda: centroids are summed by the paper's kernel, %d partitions", (int)*update);
+	else
+		kv_log(KV_LOG_INFO, "kernels",
+		    "cuda: %u clusters are too many for the paper's kernel: they are summed in order",
+		    bounds->clusters);
+	return KV_OK;
+}
+
 static enum kv_status run_index_round(struct kn_stream *stream, const struct kn_index_arguments *a,
     uint32_t first, const struct kn_cuda_index_bounds *bounds)
 {
 	struct kn_index_arguments device = *a;
+	enum kn_cuda_update update;
 	void *jobs = NULL;
 
+	KV_TRY(choose_update(stream->backend, a, bounds, &update));
 	KV_TRY(kn_cuda_reserve(stream, &stream->scratch, kn_cuda_index_scratch_bytes(bounds)));
 	KV_TRY(
 	    send_jobs(stream, a->jobs + first, bounds->jobs * sizeof *a->jobs, stream->compute, &jobs));
 	device.jobs = jobs;
 	device.job_count = bounds->jobs;
-	return kn_cuda_check(kn_cuda_index(&device, bounds, KN_CUDA_UPDATE_ORDERED,
-	                         stream->scratch.memory, stream->compute),
-	    "index");
+	return kn_cuda_check(
+	    kn_cuda_index(&device, bounds, update, stream->scratch.memory, stream->compute), "index");
 }
 
 enum kv_status kn_cuda_op_index(

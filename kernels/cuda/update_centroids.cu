@@ -25,6 +25,7 @@
 #include "kernels/cuda/cluster_common.cuh"
 #include "kernels/cuda/index_work.h"
 #include "kernels/cuda/kv_element.cuh"
+#include "kernels/cuda/launch_clusters.h"
 
 enum {
 	PAPER_THREADS = 512,
@@ -256,14 +257,39 @@ static uint32_t slice_for(const kn_index_work *w, uint32_t p, size_t shared_byte
 	}
 }
 
+/* Bytes of shared memory that a block can have. */
+static cudaError_t shared_limit(int *limit)
+{
+	int device;
+	cudaError_t status = cudaGetDevice(&device);
+
+	if (status != cudaSuccess) return status;
+	return cudaDeviceGetAttribute(limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+}
+
+extern "C" cudaError_t kn_cuda_choose_update(
+    const struct kn_cuda_index_bounds *bounds, enum kn_cuda_update *update)
+{
+	kn_index_work w = {};
+	int limit;
+	cudaError_t status = shared_limit(&limit);
+
+	if (status != cudaSuccess) return status;
+	w.clusters = bounds->clusters;
+	w.head_dim = bounds->head_dim;
+	*update = KN_CUDA_UPDATE_ORDERED;
+	if (slice_for(&w, 16, (size_t)limit) != 0) *update = KN_CUDA_UPDATE_PAPER_16;
+	if (w.head_dim % 32 == 0 && slice_for(&w, 32, (size_t)limit) != 0)
+		*update = KN_CUDA_UPDATE_PAPER_32;
+	return cudaSuccess;
+}
+
 template <typename T, int P>
 static cudaError_t launch_paper(const kn_index_work *w, cudaStream_t stream)
 {
-	int device, limit;
-	cudaError_t status = cudaGetDevice(&device);
+	int limit;
+	cudaError_t status = shared_limit(&limit);
 
-	if (status == cudaSuccess)
-		status = cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
 	if (status != cudaSuccess) return status;
 	uint32_t slice = slice_for(w, P, (size_t)limit);
 	size_t bytes = (size_t)w->clusters * (slice + 1) * sizeof(float);

@@ -464,6 +464,9 @@ static void check_refusals(const struct kvt_backend *b, void *context)
 
 	assert_int_equal(b->ops->index(b->backend, NULL, &none), KV_INVALID);
 	none.iterations = 5;
+	none.update = (enum kn_index_update)2;
+	assert_int_equal(b->ops->index(b->backend, NULL, &none), KV_INVALID);
+	none.update = KN_INDEX_PAPER;
 	none.kv_type = KN_KV_BF16;
 	assert_int_equal(b->ops->index(b->backend, NULL, &none), KV_UNSUPPORTED);
 	result_destroy(&got);

@@ -476,6 +476,32 @@ static void the_papers_index_is_one(void **state)
 	job_destroy(&job);
 }
 
+/* 32 partitions where heads are whole multiples and the clusters fit, else 16, else none. */
+static void the_kernel_is_chosen_by_size(void **state)
+{
+	static const struct {
+		uint32_t clusters, head_dim;
+		enum kn_cuda_update update;
+	} cases[] = {{128, 128, KN_CUDA_UPDATE_PAPER_32}, {700, 64, KN_CUDA_UPDATE_PAPER_32},
+	    {128, 80, KN_CUDA_UPDATE_PAPER_16}, {1400, 64, KN_CUDA_UPDATE_PAPER_16},
+	    {4000, 64, KN_CUDA_UPDATE_ORDERED}};
+	int limit, device;
+
+	(void)state;
+	DEV_OK(cudaGetDevice(&device));
+	DEV_OK(cudaDeviceGetAttribute(&limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device));
+	for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+		struct kn_cuda_index_bounds bounds = {
+		    .jobs = 1, .clusters = cases[i].clusters, .head_dim = cases[i].head_dim};
+		enum kn_cuda_update update = KN_CUDA_UPDATE_ORDERED;
+
+		/* A device with more shared memory has room for 32 partitions of 1,400. */
+		if (cases[i].clusters == 1400 && limit >= 1400 * 33 * 4) continue;
+		DEV_OK(kn_cuda_choose_update(&bounds, &update));
+		assert_int_equal(update, cases[i].update);
+	}
+}
+
 static void refuses_what_does_not_fit(void **state)
 {
 	const struct kn_index_work w = {.job_count = 1, .rows = 9000, .clusters = 8192, .head_dim = 64};
@@ -495,6 +521,7 @@ int main(void)
 	    cmocka_unit_test(indexes_segments),
 	    cmocka_unit_test(the_papers_update_sums_the_same),
 	    cmocka_unit_test(the_papers_index_is_one),
+	    cmocka_unit_test(the_kernel_is_chosen_by_size),
 	    cmocka_unit_test(refuses_what_does_not_fit),
 	};
 	return cmocka_run_group_tests(tests, NULL, NULL);
