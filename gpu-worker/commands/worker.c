@@ -46,7 +46,7 @@ static enum kv_status open_backend(struct gw_worker *worker, const struct gw_ggu
 	if ((worker->ops->kv_types & 1u << worker->kv_type) == 0)
 		return kv_fail(KV_USAGE, "--kv-type %s: the %s backend does not have it; use f16 or f32",
 			kn_kv_type_name(worker->kv_type), worker->ops->name);
-	return worker->ops->stream_create(worker->backend, KN_STREAM_COMPUTE, &worker->stream);
+	return KV_OK;
 }
 
 /* Before anything is taken. */
@@ -79,8 +79,10 @@ static enum kv_status plan_memory(struct gw_worker *worker, const struct gw_gguf
 	return KV_OK;
 }
 
-static enum kv_status reserve_scratch(struct gw_worker *worker)
+/* A stream takes memory, too. */
+static enum kv_status open_stream(struct gw_worker *worker)
 {
+	KV_TRY(worker->ops->stream_create(worker->backend, KN_STREAM_COMPUTE, &worker->stream));
 	if (worker->ops->unified) return KV_OK;
 	return worker->ops->stream_reserve(worker->backend, worker->stream, &worker->plan.bounds);
 }
@@ -331,7 +333,7 @@ static enum kv_status prepare(struct gw_worker *worker, const char *policy, bool
 	if (one) KV_TRY_GOTO(status, take_input(worker, input), done);
 	KV_TRY_GOTO(status, open_backend(worker, file), done);
 	KV_TRY_GOTO(status, plan_memory(worker, file), done);
-	KV_TRY_GOTO(status, reserve_scratch(worker), done);
+	KV_TRY_GOTO(status, open_stream(worker), done);
 	KV_TRY_GOTO(status, open_model(worker, file), done);
 	if (gw_tokenizer_vocabulary(worker->tokenizer) != gw_model_shape(worker->model)->vocabulary)
 		kv_debug("worker", "the tokenizer has %u tokens, the model %u",

@@ -100,12 +100,16 @@ static void a_server_is_refused_what_it_could_not_keep(void **state)
 	const char *memory = strcmp(plugin, "discrete") == 0 ? "16MiB" : "90MiB";
 	const char *const large[] = {"--check", "--max-sequences", "16", "--context", "1500",
 	    "--device-memory", memory, "--dense-layers", "3", NULL};
+	static const char *const none[] = {"--device-memory 1.0 MiB", "are needed", NULL};
+	static const char *const tiny[] = {"--max-sequences", "2", "--device-memory", "1MiB", NULL};
 	const char *const small[] = {"--check", "--max-sequences", "2", "--context", "100",
 	    "--device-memory", memory, "--dense-layers", "3", NULL};
 
 	(void)state;
 	expect("serve", large, 2, words);
 	expect("serve", small, 0, fine);
+	/* Less than the backend itself begins with. */
+	expect("serve", tiny, 2, none);
 }
 
 /* Without --cache what is left is the cache's, but no more than all rows of all sequences. */
