@@ -1,5 +1,5 @@
-/* The engine's half of an exchange: as many answers to its prompt as were asked for. The first
- * prefills; the others find its prompt in the store. */
+/* The engine's half of an exchange: as many answers to each of its prompts as were asked for. The
+ * first to a prompt prefills; the others find it in the store. */
 #include <stdio.h>
 
 #include "common/base/clock.h"
@@ -15,8 +15,15 @@ static enum kv_status prepare(struct gw_exchange *exchange, struct gw_choice *ch
 	choice->index = (uint32_t)(choice - exchange->choices);
 	choice->asked = request->session;
 	choice->asked.request_id = exchange->id;
-	/* A seed gives the same answers again, but not the same one for each. */
-	choice->asked.sampling.seed += choice->index;
+	/* A seed gives the same answers to a prompt again, but not the same one for each. */
+	choice->asked.sampling.seed += choice->index % request->choices;
+	if (request->prompts != NULL) {
+		const struct gw_http_prompt *prompt = &request->prompts[choice->index / request->choices];
+
+		choice->asked.tokens = prompt->tokens;
+		choice->asked.token_count = prompt->count;
+		choice->asked.max_tokens = prompt->max_tokens;
+	}
 	kv_text_init(&choice->text, exchange->allocator, GW_OUT_LIMIT);
 	if (!request->logprobs) return KV_OK;
 	choice->records =
@@ -27,14 +34,14 @@ static enum kv_status prepare(struct gw_exchange *exchange, struct gw_choice *ch
 
 enum kv_status gw_choices_submit(struct gw_exchange *exchange)
 {
-	uint32_t count = exchange->request.choices;
+	uint32_t count = exchange->request.prompt_count * exchange->request.choices;
 	uint32_t most = gw_engine_capacity(exchange->server->options.engine);
 
 	if (count > most)
 		return kv_fail(KV_INVALID,
-		    "n: %u answers are more than the %u requests that this worker takes "
+		    "%s: %u answers are more than the %u requests that this worker takes "
 		    "(--max-sequences and --max-requests); ask for fewer",
-		    count, most);
+		    exchange->request.choices > 1 ? "n" : "prompt", count, most);
 	exchange->choices = kv_alloc_array_zero(exchange->allocator, count, sizeof *exchange->choices);
 	if (exchange->choices == NULL) return KV_NO_MEMORY;
 	exchange->choice_count = count;
@@ -101,11 +108,11 @@ static uint32_t answer_tokens(const struct gw_choice *choice)
 
 static json_t *usage_of(const struct gw_exchange *exchange)
 {
-	struct gw_choice_view views[GW_MAX_CHOICES];
+	struct gw_choice_view views[GW_MAX_ANSWERS];
 
 	for (uint32_t i = 0; i < exchange->choice_count; i++)
 		views[i] = view_of(&exchange->choices[i]);
-	return gw_answer_usage(views, exchange->choice_count);
+	return gw_answer_usage(views, exchange->choice_count, exchange->request.choices);
 }
 
 static bool all_ended(const struct gw_exchange *exchange)
@@ -131,7 +138,7 @@ static void stream_end(struct gw_choice *choice)
 
 static void tell_whole(struct gw_exchange *exchange)
 {
-	struct gw_choice_view views[GW_MAX_CHOICES];
+	struct gw_choice_view views[GW_MAX_ANSWERS];
 
 	for (uint32_t i = 0; i < exchange->choice_count; i++) {
 		struct gw_choice *choice = &exchange->choices[i];
@@ -142,7 +149,7 @@ static void tell_whole(struct gw_exchange *exchange)
 		if (kv_text_status(&choice->text) != KV_OK) exchange->out.status = choice->text.status;
 	}
 	gw_answer_whole(&exchange->out, &exchange->answer, views, exchange->choice_count,
-	    gw_answer_usage(views, exchange->choice_count));
+	    gw_answer_usage(views, exchange->choice_count, exchange->request.choices));
 	exchange->code = 200;
 	exchange->complete = true;
 }

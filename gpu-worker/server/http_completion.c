@@ -108,15 +108,19 @@ static json_int_t number_in(const json_t *report, const char *name)
 	return json_integer_value(json_object_get(report, name));
 }
 
-json_t *gw_answer_usage(const struct gw_choice_view *choices, uint32_t count)
+json_t *gw_answer_usage(const struct gw_choice_view *choices, uint32_t count, uint32_t each)
 {
-	json_int_t prompt = number_in(choices[0].report, "prompt_tokens"), answers = 0;
+	json_int_t prompt = 0, found = 0, answers = 0;
 
+	for (uint32_t i = 0; i < count; i += each) {
+		prompt += number_in(choices[i].report, "prompt_tokens");
+		found += number_in(choices[i].report, "prefix_hit_tokens");
+	}
 	for (uint32_t i = 0; i < count; i++)
 		answers += (json_int_t)json_array_size(json_object_get(choices[i].report, "tokens"));
 	return json_pack("{s:I, s:I, s:I, s:{s:I}}", "prompt_tokens", prompt, "completion_tokens",
 	    answers, "total_tokens", prompt + answers, "prompt_tokens_details", "cached_tokens",
-	    number_in(choices[0].report, "prefix_hit_tokens"));
+	    found);
 }
 
 /* The report without what the answer says already, and without tokens that the client has. */

@@ -52,8 +52,8 @@ void gw_answer_end(struct kv_text_buffer *out, const struct gw_answer *answer, j
 void gw_answer_whole(struct kv_text_buffer *out, const struct gw_answer *answer,
     const struct gw_choice_view *choices, uint32_t count, json_t *usage);
 
-/* The usage of all choices, a new reference: the prompt counts once. */
-json_t *gw_answer_usage(const struct gw_choice_view *choices, uint32_t count);
+/* The usage of all choices, `each` to a prompt, a new reference: a prompt counts once. */
+json_t *gw_answer_usage(const struct gw_choice_view *choices, uint32_t count, uint32_t each);
 
 struct gw_http_error {
 	unsigned code;    /* HTTP status */

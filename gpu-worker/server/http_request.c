@@ -160,7 +160,7 @@ static enum kv_status read_choices(struct gw_http_request *request)
 	return KV_OK;
 }
 
-static const char PROMPT_FORMS[] = "one string or one array of token ids";
+static const char PROMPT_FORMS[] = "a string, an array of token ids, or a list of these";
 
 static enum kv_status read_token_ids(struct gw_http_request *request,
     const struct gw_http_model *model, const char *name, const json_t *prompt)
@@ -190,33 +190,70 @@ static enum kv_status read_token_ids(struct gw_http_request *request,
 	return KV_OK;
 }
 
-/* A list of prompts is taken when there is one in it. */
-static enum kv_status unwrap_prompt(const json_t **prompt)
+/* 0 when it is a prompt and no list of them. */
+static size_t prompts_in(const json_t *prompt)
 {
-	const json_t *first = json_array_get(*prompt, 0);
+	const json_t *first = json_array_get(prompt, 0);
 
-	if (!json_is_string(first) && !json_is_array(first)) return KV_OK;
-	if (json_array_size(*prompt) > 1)
-		return kv_fail(KV_INVALID,
-		    "prompt: a list of %zu prompts is not supported, send a request for each",
-		    json_array_size(*prompt));
-	*prompt = first;
-	return KV_OK;
+	return json_is_string(first) || json_is_array(first) ? json_array_size(prompt) : 0;
 }
 
-static enum kv_status read_prompt(
-    struct gw_http_request *request, const struct gw_http_model *model, int parse_special, int bos)
+/* The one prompt that there is, in a list or not. */
+static enum kv_status read_prompt(struct gw_http_request *request,
+    const struct gw_http_model *model, const json_t *prompt, int parse_special, int bos)
 {
-	const json_t *prompt = field(request->body, "prompt");
-
 	if (prompt == NULL) return kv_fail(KV_INVALID, "prompt: is missing");
-	KV_TRY(unwrap_prompt(&prompt));
+	if (prompts_in(prompt) > 1)
+		return kv_fail(KV_INVALID, "prompt: a list of %zu prompts; here goes one",
+		    json_array_size(prompt));
+	if (prompts_in(prompt) == 1) prompt = json_array_get(prompt, 0);
 	if (json_is_array(prompt)) return read_token_ids(request, model, "prompt", prompt);
 	if (!json_is_string(prompt)) return wrong_type("prompt", PROMPT_FORMS);
 	return of_field("prompt",
 	    gw_tokenizer_encode(model->tokenizer, request->allocator, json_string_value(prompt),
 	        json_string_length(prompt), parse_special, bos, &request->tokens,
 	        &request->session.token_count));
+}
+
+static enum kv_status check_list(
+    const struct gw_http_request *request, const json_t *list, size_t count)
+{
+	if (count * request->choices > GW_MAX_ANSWERS)
+		return kv_fail(KV_INVALID,
+		    "prompt: %zu prompts with %u answers each are more than %d answers; send several "
+		    "requests",
+		    count, request->choices, (int)GW_MAX_ANSWERS);
+	if (request->session.sequence_id != NULL)
+		return kv_fail(KV_INVALID,
+		    "sequence: %zu prompts cannot share a sequence; leave it out", count);
+	for (size_t i = 0; i < count; i++)
+		if (prompts_in(json_array_get(list, i)) > 0)
+			return wrong_type("prompt", PROMPT_FORMS);
+	return KV_OK;
+}
+
+/* One prompt, or several with an answer to each. */
+static enum kv_status read_prompts(
+    struct gw_http_request *request, const struct gw_http_model *model, int parse_special)
+{
+	const json_t *list = field(request->body, "prompt");
+	size_t count = prompts_in(list);
+
+	if (count <= 1) return read_prompt(request, model, list, parse_special, 1);
+	KV_TRY(check_list(request, list, count));
+	request->prompts = kv_alloc_array_zero(request->allocator, count, sizeof *request->prompts);
+	if (request->prompts == NULL) return KV_NO_MEMORY;
+	request->prompt_count = (uint32_t)count;
+	for (size_t i = 0; i < count; i++) {
+		struct gw_http_prompt *prompt = &request->prompts[i];
+
+		request->session.token_count = 0;
+		KV_TRY(read_prompt(request, model, json_array_get(list, i), parse_special, 1));
+		prompt->tokens = request->tokens;
+		prompt->count = request->session.token_count;
+		request->tokens = NULL;
+	}
+	return KV_OK;
 }
 
 /* The content of a message: a text, or parts that are all text. *joined is owned by the caller. */
@@ -326,11 +363,29 @@ static enum kv_status fit(struct gw_http_request *request, const struct gw_http_
 	return KV_OK;
 }
 
+/* The same for each of a list. */
+static enum kv_status fit_all(struct gw_http_request *request, const struct gw_http_model *model)
+{
+	uint32_t asked = request->session.max_tokens;
+
+	if (request->prompts == NULL) return fit(request, model);
+	for (uint32_t i = 0; i < request->prompt_count; i++) {
+		request->session.token_count = request->prompts[i].count;
+		request->session.max_tokens = asked;
+		KV_TRY(fit(request, model));
+		request->prompts[i].max_tokens = request->session.max_tokens;
+	}
+	return KV_OK;
+}
+
 /* A stream tells records as they come; an answer that is told whole is built of all of them. */
 static enum kv_status check_records(const struct gw_http_request *request)
 {
-	uint64_t entries = (uint64_t)request->choices * request->session.max_tokens *
-	                   (request->session.top_logprobs + 1);
+	uint64_t tokens = request->prompts == NULL ? request->session.max_tokens : 0, entries;
+
+	for (uint32_t i = 0; request->prompts != NULL && i < request->prompt_count; i++)
+		tokens += request->prompts[i].max_tokens;
+	entries = tokens * request->choices * (request->session.top_logprobs + 1);
 
 	if (!request->logprobs || request->stream || entries <= GW_MAX_WHOLE_LOGPROBS) return KV_OK;
 	return kv_fail(KV_INVALID,
@@ -420,8 +475,8 @@ static enum kv_status read_fields(
 	/* A resumed sequence brings its prompt, its sampling and its end with it. */
 	if (request->session.resume_id != NULL) return KV_OK;
 	KV_TRY(request->chat ? read_messages(request, model)
-	                     : read_prompt(request, model, parse_special, 1));
-	KV_TRY(fit(request, model));
+	                     : read_prompts(request, model, parse_special));
+	KV_TRY(fit_all(request, model));
 	return check_records(request);
 }
 
@@ -433,7 +488,8 @@ static enum kv_status read_tokenize(
 
 	KV_TRY(read_flag(body, "add_special_tokens", &bos));
 	KV_TRY(read_flag(body, "parse_special", &parse_special));
-	if (field(body, "messages") == NULL) return read_prompt(request, model, parse_special, bos);
+	if (field(body, "messages") == NULL)
+		return read_prompt(request, model, field(body, "prompt"), parse_special, bos);
 	if (field(body, "prompt") != NULL)
 		return kv_fail(KV_INVALID, "messages: goes without a prompt; leave one of them out");
 	if (field(body, "add_special_tokens") != NULL || field(body, "parse_special") != NULL)
@@ -456,6 +512,7 @@ static enum kv_status load_body(struct gw_http_request *request, struct kv_alloc
 {
 	memset(request, 0, sizeof *request);
 	request->allocator = allocator;
+	request->prompt_count = 1;
 	return gw_json_load(body, length, (size_t)model->context + GW_JSON_MORE_VALUES, &request->body);
 }
 
@@ -524,6 +581,10 @@ void gw_http_request_deinit(struct gw_http_request *request)
 	if (request->allocator == NULL) return;
 	json_decref(request->body);
 	kv_free(request->allocator, request->tokens);
+	for (uint32_t i = 0; request->prompts != NULL && i < request->prompt_count; i++)
+		kv_free(request->allocator, request->prompts[i].tokens);
+	kv_free(request->allocator, request->prompts);
+	request->prompts = NULL;
 	request->body = NULL;
 	request->tokens = NULL;
 }

@@ -13,6 +13,7 @@ extern "C" {
 enum {
 	GW_DEFAULT_ANSWER_TOKENS = 512,
 	GW_MAX_CHOICES = 16,
+	GW_MAX_ANSWERS = 128, /* of one request: prompts × choices */
 	GW_MAX_WHOLE_LOGPROBS = 1 << 18 /* of an answer that is no stream: some 700 bytes each */
 };
 
@@ -25,13 +26,21 @@ struct gw_http_model {
 	uint32_t vocabulary, context;
 };
 
+/* One of a list of prompts. */
+struct gw_http_prompt {
+	int32_t *tokens; /* owned */
+	uint32_t count, max_tokens;
+};
+
 struct gw_http_request {
 	struct kv_allocator *allocator;
 	json_t *body;    /* the fields whose texts `session` borrows */
-	int32_t *tokens; /* the prompt, owned; NULL with resume */
+	int32_t *tokens; /* the prompt, owned; NULL with resume, and with a list of prompts */
+	struct gw_http_prompt *prompts; /* [prompt_count], of a list of several; else NULL */
+	uint32_t prompt_count;          /* at least 1 */
 	const char *stops[GW_MAX_STOPS];
 	struct gw_session_request session;
-	uint32_t choices; /* answers to the one prompt, 1 to GW_MAX_CHOICES */
+	uint32_t choices; /* answers to each prompt, 1 to GW_MAX_CHOICES */
 	int logprobs;     /* records are wanted; how many others beside each: session.top_logprobs */
 	int chat, stream;
 	int usage_event; /* stream_options.include_usage: usage comes in an event of its own */

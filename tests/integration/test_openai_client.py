@@ -98,6 +98,27 @@ class Answers(Case):
         self.assertEqual(by_ids.choices[0].text, self.complete().choices[0].text)
         self.assertEqual(self.complete(prompt=[PROMPT]).choices[0].text, by_ids.choices[0].text)
 
+    def test_list_of_prompts(self):
+        prompts = [PROMPT, "you is to", "of a b c d"]
+        answer = self.complete(prompt=prompts, temperature=1, seed=7, n=2)
+        self.assertEqual([choice.index for choice in answer.choices], list(range(6)))
+        self.assertEqual(answer.usage.completion_tokens, 72)
+        lengths = 0
+        for i, prompt in enumerate(prompts):
+            alone = self.complete(prompt=prompt, temperature=1, seed=7, n=2)
+            lengths += alone.usage.prompt_tokens
+            self.assertEqual([choice.text for choice in alone.choices],
+                             [choice.text for choice in answer.choices[2 * i:2 * i + 2]])
+        self.assertEqual(answer.usage.prompt_tokens, lengths)
+        ids = [self.tokenize(prompt=prompt)["tokens"] for prompt in prompts]
+        greedy = self.complete(prompt=ids)
+        self.assertEqual([choice.text for choice in greedy.choices],
+                         [choice.text for choice in self.complete(prompt=prompts).choices])
+        said = ["", "", ""]
+        for chunk in self.complete(prompt=prompts, stream=True):
+            said[chunk.choices[0].index] += chunk.choices[0].text
+        self.assertEqual(said, [choice.text for choice in greedy.choices])
+
     def test_chat(self):
         answer = self.chat()
         self.assertEqual(answer.object, "chat.completion")

@@ -33,7 +33,7 @@ static struct gw_choice_view a_choice(
 
 static void put_whole(const struct gw_answer *answer, struct gw_choice_view choice)
 {
-	gw_answer_whole(&out, answer, &choice, 1, gw_answer_usage(&choice, 1));
+	gw_answer_whole(&out, answer, &choice, 1, gw_answer_usage(&choice, 1, 1));
 }
 
 /* The end of a stream of one choice. */
@@ -41,8 +41,9 @@ static void put_last(const struct gw_answer *answer, enum gw_finish finish, cons
 {
 	struct gw_choice_view choice = a_choice("", 0, finish, report);
 
-	gw_answer_last(&out, answer, &choice, answer->usage_event ? NULL : gw_answer_usage(&choice, 1));
-	gw_answer_end(&out, answer, answer->usage_event ? gw_answer_usage(&choice, 1) : NULL);
+	gw_answer_last(
+	    &out, answer, &choice, answer->usage_event ? NULL : gw_answer_usage(&choice, 1, 1));
+	gw_answer_end(&out, answer, answer->usage_event ? gw_answer_usage(&choice, 1, 1) : NULL);
 }
 
 static json_t *parse(const char *text, size_t length)
@@ -235,7 +236,7 @@ static void two_choices(void **state)
 	(void)state;
 	both[1].index = 1;
 	both[1].logprobs = json_pack("{s:[]}", "content");
-	gw_answer_whole(&out, &answer, both, 2, gw_answer_usage(both, 2));
+	gw_answer_whole(&out, &answer, both, 2, gw_answer_usage(both, 2, 2));
 	object = parse(kv_text(&out), out.length);
 	choices = json_object_get(object, "choices");
 	assert_int_equal(json_array_size(choices), 2);

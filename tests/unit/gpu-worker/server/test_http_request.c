@@ -150,6 +150,30 @@ static void takes_token_ids_and_one_stop(void **state)
 	gw_http_request_deinit(&request);
 }
 
+static void takes_a_list_of_prompts(void **state)
+{
+	struct gw_http_request request;
+
+	(void)state;
+	assert_int_equal(parse(&request, "{\"prompt\":[\"<|im_end|>\",[1,2,3]],\"n\":2,"
+	                                 "\"parse_special\":true}"),
+	    KV_OK);
+	assert_int_equal(request.prompt_count, 2);
+	assert_int_equal(request.choices, 2);
+	assert_int_equal(request.prompts[0].count, 1);
+	assert_int_equal(request.prompts[0].tokens[0], SMALL_END);
+	assert_int_equal(request.prompts[1].count, 3);
+	assert_int_equal(request.prompts[1].tokens[2], 3);
+	/* What fits behind each. */
+	assert_int_equal(request.prompts[0].max_tokens, request.prompts[1].max_tokens + 2);
+	gw_http_request_deinit(&request);
+	assert_int_equal(parse(&request, "{\"prompt\":[[1,2]]}"), KV_OK);
+	assert_int_equal(request.prompt_count, 1);
+	assert_null(request.prompts);
+	assert_int_equal(request.session.token_count, 2);
+	gw_http_request_deinit(&request);
+}
+
 static void marks_are_special_only_where_asked(void **state)
 {
 	struct gw_http_request request;
@@ -185,8 +209,12 @@ static void names_the_wrong_field(void **state)
 	    {"{}", "prompt"},
 	    {"{\"prompt\":\"\"}", "prompt"},
 	    {"{\"prompt\":[]}", "prompt"},
-	    {"{\"prompt\":[\"a\",\"b\"]}", "2 prompts"},
-	    {"{\"prompt\":[[1],[2]]}", "2 prompts"},
+	    {"{\"prompt\":[\"a\",\"\"]}", "empty"},
+	    {"{\"prompt\":[[1],[]]}", "empty"},
+	    {"{\"prompt\":[\"a\",[\"b\"]]}", "prompt"},
+	    {"{\"prompt\":[[1],2]}", "prompt"},
+	    {"{\"prompt\":[[1],[2]],\"sequence\":\"x\"}", "2 prompts cannot share"},
+	    {"{\"prompt\":[[1],[2],[3],[4],[5],[6],[7],[8],[9]],\"n\":15}", "9 prompts with 15"},
 	    {"{\"prompt\":[[[1]]]}", "prompt"},
 	    {"{\"prompt\":[1,\"a\"]}", "prompt"},
 	    {"{\"prompt\":[true]}", "prompt"},
@@ -621,6 +649,7 @@ int main(void)
 	    cmocka_unit_test(fills_every_field),
 	    cmocka_unit_test(has_defaults),
 	    cmocka_unit_test(takes_token_ids_and_one_stop),
+	    cmocka_unit_test(takes_a_list_of_prompts),
 	    cmocka_unit_test(marks_are_special_only_where_asked),
 	    cmocka_unit_test(resume_needs_no_prompt),
 	    cmocka_unit_test(names_the_wrong_field),
