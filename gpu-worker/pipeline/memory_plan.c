@@ -8,6 +8,10 @@
 /* A device hands memory out in pieces: this part of it is not planned with. */
 enum { ROUNDED_AWAY = 64 };
 
+/* Prompts are begun beside others in such an order that what is left of all of them to compute is
+ * no more than this many of the longest (prefill_order.h). */
+enum { PROMPTS_LEFT = 3 };
+
 #define KEY(part, key, words, help) key,
 #define WORDS(part, key, words, help) words,
 #define HELP(part, key, words, help) help,
@@ -128,6 +132,15 @@ static uint64_t cache_bytes(const struct planning *p, uint64_t limit, uint64_t o
 	return whole_pages(p, left > step ? left : step);
 }
 
+/* Each sequence's prompt may be open: rows of all its tokens, residuals of those that are left. */
+static uint64_t open_prompts_bytes(const struct planning *p)
+{
+	uint32_t sequences = p->request->sequences, full = smaller(sequences, PROMPTS_LEFT);
+	uint64_t residuals = (uint64_t)p->request->prompt * p->shape.hidden * sizeof(float);
+
+	return sequences * prompt_bytes(p) - (sequences - full) * residuals;
+}
+
 static enum kv_status begin(const struct gw_memory_request *r, struct planning *p)
 {
 	p->request = r;
@@ -207,7 +220,7 @@ enum kv_status gw_memory_plan_make(const struct gw_memory_request *r, struct gw_
 		(r->policy.sinks + r->policy.window + r->policy.fold);
 	made.parts[GW_MEMORY_INDEX] = (uint64_t)r->sequences * p.clustered *
 		gw_cluster_index_bytes(p.shape.kv_heads, p.shape.head_dim, p.clusters);
-	made.parts[GW_MEMORY_PROMPT] = prompt_bytes(&p);
+	made.parts[GW_MEMORY_PROMPT] = open_prompts_bytes(&p);
 	made.parts[GW_MEMORY_ACTIVATIONS] = activation_bytes(&p);
 	made.bounds = bounds_of(&p);
 	made.parts[GW_MEMORY_SCRATCH] = r->ops->scratch_bytes(r->backend, &made.bounds);

@@ -21,7 +21,7 @@ extern "C" {
 		"lower --context, --max-sequences or --dense-layers")                                      \
 	X(WINDOW, "window", "sinks and window", "lower --window, --fold or --max-sequences")           \
 	X(INDEX, "index", "centroids", "lower --context or --max-sequences")                           \
-	X(PROMPT, "prompt", "a prompt's rows", "lower --context")                                      \
+	X(PROMPT, "prompt", "rows of prompts", "lower --context or --max-sequences")                   \
 	X(ACTIVATIONS, "activations", "activations", "lower --chunk, --max-batch or --budget")         \
 	X(SCRATCH, "scratch", "scratch", "lower --chunk, --max-batch or --context")                    \
 	X(STEPS, "device_steps", "the device's own steps",                                             \

@@ -41,24 +41,57 @@ static void plan(const struct kvt_worker *worker, struct gw_memory_plan *planned
 	gw_gguf_close(file);
 }
 
+static void must(enum kv_status status)
+{
+	if (status != KV_OK) fail_msg("%s", kv_error_message());
+}
+
+/* All prompts are open before the first is run. */
+static void run_prompts(struct kvt_worker *worker, struct gw_pipeline *pipeline,
+    struct gw_sequence **sequences, float *logits)
+{
+	struct gw_prompt_run *prompts[SEQUENCES];
+	int32_t ids[PROMPT];
+
+	for (uint32_t i = 0; i < SEQUENCES; i++) {
+		struct gw_sequence_request request = {
+		    .tokens = ids, .token_count = PROMPT, .max_tokens = ROOM};
+
+		kvt_make_prompt(worker, i + 1, ids, PROMPT);
+		must(gw_sequence_open(pipeline, &request, &sequences[i]));
+		must(gw_prompt_open(sequences[i], NULL, NULL, NULL, &prompts[i]));
+	}
+	for (uint32_t i = 0; i < SEQUENCES; i++) {
+		int done = 0;
+
+		while (!done)
+			must(gw_prompt_step(prompts[i], logits, &done));
+	}
+	for (uint32_t i = 0; i < SEQUENCES; i++)
+		gw_prompt_close(prompts[i]);
+}
+
 /* Sequences that share nothing, all of the greatest length, decoded together. */
 static void converse(struct kvt_worker *worker)
 {
 	struct gw_pipeline *pipeline = kvt_pipeline_open(worker);
-	struct kvt_talk talks[SEQUENCES], *batch[SEQUENCES];
-	int32_t ids[PROMPT];
+	size_t vocabulary = worker->shape->vocabulary;
+	float *logits = kv_alloc_array(kv_heap(), SEQUENCES * vocabulary, sizeof *logits);
+	struct gw_sequence *sequences[SEQUENCES];
+	enum kv_status failures[SEQUENCES];
 
-	for (uint32_t i = 0; i < SEQUENCES; i++) {
-		struct kvt_question question = {.prompt = ids, .prompt_tokens = PROMPT, .room = ROOM};
-
-		kvt_make_prompt(worker, i + 1, ids, PROMPT);
-		kvt_talk_begin(&talks[i], pipeline, &question);
-		batch[i] = &talks[i];
+	assert_non_null(logits);
+	run_prompts(worker, pipeline, sequences, logits);
+	for (uint32_t step = 1; step < STEPS; step++) {
+		for (uint32_t i = 0; i < SEQUENCES; i++)
+			must(gw_sequence_accept(sequences[i], (int32_t)(step + 7 * i), NULL, 0));
+		must(gw_run_token(pipeline, sequences, SEQUENCES, logits, failures));
+		for (uint32_t i = 0; i < SEQUENCES; i++)
+			must(failures[i]);
 	}
-	for (uint32_t step = 1; step < STEPS; step++)
-		kvt_talk_step(batch, SEQUENCES);
 	for (uint32_t i = 0; i < SEQUENCES; i++)
-		kvt_talk_end(&talks[i]);
+		gw_sequence_close(sequences[i], 0);
+	kv_free(kv_heap(), logits);
 	gw_pipeline_destroy(pipeline);
 }
 
