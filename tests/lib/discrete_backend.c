@@ -42,36 +42,21 @@ static void protect(struct discrete *d, int protection)
 	if (d->used > 0 && mprotect(d->arena, d->used, protection) != 0) die("mprotect failed");
 }
 
-struct discrete_entry *discrete_queue(
-    struct discrete *d, enum kv_status (*run)(struct kn_backend *, const struct discrete_entry *))
+void discrete_open_memory(struct discrete *d)
 {
-	struct discrete_entry *entry = discrete_clone(NULL, 1, sizeof *entry);
-
-	entry->run = run;
-	if (d->last != NULL)
-		d->last->next = entry;
-	else
-		d->first = entry;
-	d->last = entry;
-	return entry;
+	if (!d->open) protect(d, PROT_READ | PROT_WRITE);
 }
 
-static void drop_first(struct discrete *d)
+void discrete_close_memory(struct discrete *d)
 {
-	struct discrete_entry *entry = d->first;
-
-	d->first = entry->next;
-	if (d->first == NULL) d->last = NULL;
-	for (int i = 0; i < DISCRETE_COPIES; i++)
-		free(entry->copies[i]);
-	free(entry);
+	if (d->waits++ < ALWAYS || d->waits % EVERY == 0) protect(d, PROT_NONE);
 }
 
-static const struct discrete_block *block_of(const struct discrete *d, const void *pointer)
+static struct discrete_block *block_of(const struct discrete *d, const void *pointer)
 {
 	const uint8_t *at = pointer;
 
-	for (const struct discrete_block *block = d->blocks; block != NULL; block = block->next)
+	for (struct discrete_block *block = d->blocks; block != NULL; block = block->next)
 		if (at >= block->start && at < block->start + block->bytes) return block;
 	return NULL;
 }
@@ -79,7 +64,10 @@ static const struct discrete_block *block_of(const struct discrete *d, const voi
 enum kv_status discrete_check(
     const struct discrete *d, const char *op, const char *what, const void *pointer)
 {
-	if (pointer == NULL || block_of(d, pointer) != NULL) return KV_OK;
+	struct discrete_block *block = pointer != NULL ? block_of(d, pointer) : NULL;
+
+	if (block != NULL) block->named = 1;
+	if (pointer == NULL || block != NULL) return KV_OK;
 	return kv_fail(KV_INTERNAL, "%s: %s is not memory of the backend", op, what);
 }
 
@@ -108,8 +96,7 @@ static void discrete_close(struct kn_backend *backend)
 	struct discrete *d = discrete_of(backend);
 
 	if (backend == NULL) return;
-	while (d->first != NULL)
-		drop_first(d);
+	if (discrete_uses(d, NULL)) die("work is left when the backend is closed");
 	if (d->blocks != NULL) die("memory is left when the backend is closed");
 	munmap(d->arena, arena_bytes);
 	kn_cpu_ops.close(d->cpu);
@@ -127,8 +114,11 @@ static void add_block(struct discrete *d, uint8_t *start, size_t bytes, enum kn_
 	struct discrete_block *block = discrete_clone(NULL, 1, sizeof *block);
 
 	if (d->stepping) die("memory comes within a step");
-	*block = (struct discrete_block){
-	    .start = start, .bytes = bytes, .kind = kind, .registered = registered, .token = token,
+	*block = (struct discrete_block){.start = start,
+	    .bytes = bytes,
+	    .kind = kind,
+	    .registered = registered,
+	    .token = token,
 	    .next = d->blocks};
 	d->blocks = block;
 }
@@ -183,7 +173,6 @@ static void remove_block(struct discrete *d, const void *start, int registered)
 {
 	struct discrete_block **at = &d->blocks, *block;
 
-	if (d->first != NULL) die("memory goes while operations are queued");
 	if (d->stepping) die("memory goes within a step");
 	while (*at != NULL && ((*at)->start != start || (*at)->registered != registered))
 		at = &(*at)->next;
@@ -192,6 +181,7 @@ static void remove_block(struct discrete *d, const void *start, int registered)
 		die("memory goes that was never there");
 		return;
 	}
+	if (discrete_uses(d, block)) die("memory goes while operations are queued");
 	*at = block->next;
 	kv_free(d->allocator, block->token);
 	d->use.buffers -= block->counted;
@@ -234,9 +224,10 @@ static enum kv_status run_fill(struct kn_backend *cpu, const struct discrete_ent
 	return kn_cpu_ops.fill(cpu, NULL, entry->a.move.to, entry->a.move.value, entry->a.move.bytes);
 }
 
-static void queue_move(struct discrete *d, void *to, const void *from, size_t bytes)
+static void queue_move(
+    struct discrete *d, struct kn_stream *stream, void *to, const void *from, size_t bytes)
 {
-	struct discrete_entry *entry = discrete_queue(d, run_move);
+	struct discrete_entry *entry = discrete_queue(d, stream, run_move);
 
 	entry->a.move.to = to;
 	entry->a.move.from = from;
@@ -246,8 +237,9 @@ static void queue_move(struct discrete *d, void *to, const void *from, size_t by
 /* The host's side is the host's: device memory there is a mix-up. */
 static enum kv_status check_host(const struct discrete *d, const char *op, const void *host)
 {
-	const struct discrete_block *block = block_of(d, host);
+	struct discrete_block *block = block_of(d, host);
 
+	if (block != NULL) block->named = 1;
 	if (block == NULL || block->kind == KN_SHARED) return KV_OK;
 	return kv_fail(KV_INTERNAL, "%s: device memory on the host's side", op);
 }
@@ -257,11 +249,10 @@ static enum kv_status discrete_upload(struct kn_backend *backend, struct kn_stre
 {
 	struct discrete *d = discrete_of(backend);
 
-	(void)stream;
 	if (bytes == 0) return KV_OK;
 	KV_TRY(discrete_check(d, "upload", "device", device));
 	KV_TRY(check_host(d, "upload", host));
-	queue_move(d, device, host, bytes);
+	queue_move(d, stream, device, host, bytes);
 	return KV_OK;
 }
 
@@ -270,11 +261,10 @@ static enum kv_status discrete_download(struct kn_backend *backend, struct kn_st
 {
 	struct discrete *d = discrete_of(backend);
 
-	(void)stream;
 	if (bytes == 0) return KV_OK;
 	KV_TRY(discrete_check(d, "download", "device", device));
 	KV_TRY(check_host(d, "download", host));
-	queue_move(d, host, device, bytes);
+	queue_move(d, stream, host, device, bytes);
 	return KV_OK;
 }
 
@@ -284,49 +274,12 @@ static enum kv_status discrete_fill(
 	struct discrete *d = discrete_of(backend);
 	struct discrete_entry *entry;
 
-	(void)stream;
 	KV_TRY(discrete_check(d, "fill", "device", device));
-	entry = discrete_queue(d, run_fill);
+	entry = discrete_queue(d, stream, run_fill);
 	entry->a.move.to = device;
 	entry->a.move.value = value;
 	entry->a.move.bytes = bytes;
 	return KV_OK;
-}
-
-static enum kv_status discrete_stream_create(
-    struct kn_backend *backend, enum kn_stream_priority priority, struct kn_stream **stream)
-{
-	return kn_cpu_ops.stream_create(discrete_of(backend)->cpu, priority, stream);
-}
-
-static void discrete_stream_destroy(struct kn_backend *backend, struct kn_stream *stream)
-{
-	kn_cpu_ops.stream_destroy(discrete_of(backend)->cpu, stream);
-}
-
-/* All streams share a queue. */
-static enum kv_status discrete_stream_order(
-    struct kn_backend *backend, struct kn_stream *earlier, struct kn_stream *later)
-{
-	(void)backend;
-	(void)earlier;
-	(void)later;
-	return KV_OK;
-}
-
-/* All of the queue, in order; what follows a failure is dropped. */
-static enum kv_status discrete_stream_wait(struct kn_backend *backend, struct kn_stream *stream)
-{
-	struct discrete *d = discrete_of(backend);
-	enum kv_status status = KV_OK;
-
-	(void)stream;
-	if (d->first == NULL) return KV_OK;
-	if (!d->open) protect(d, PROT_READ | PROT_WRITE);
-	for (; d->first != NULL; drop_first(d))
-		if (status == KV_OK) status = d->first->run(d->cpu, d->first);
-	if (d->waits++ < ALWAYS || d->waits % EVERY == 0) protect(d, PROT_NONE);
-	return status;
 }
 
 /* How many bytes each weight counts for. */
@@ -365,7 +318,7 @@ static void discrete_weight_destroy(struct kn_backend *backend, struct kn_weight
 	struct discrete_weight **at = &d->weights, *counted;
 
 	if (weight == NULL) return;
-	if (d->first != NULL) die("a weight goes while operations are queued");
+	if (discrete_uses(d, NULL)) die("a weight goes while operations are queued");
 	while (*at != NULL && (*at)->weight != weight)
 		at = &(*at)->next;
 	counted = *at;
@@ -397,7 +350,7 @@ static enum kv_status discrete_stream_reserve(
 {
 	(void)stream;
 	(void)bounds;
-	if (discrete_of(backend)->first != NULL) die("memory comes while operations are queued");
+	if (discrete_uses(discrete_of(backend), NULL)) die("memory comes while operations are queued");
 	return KV_OK;
 }
 

@@ -12,8 +12,7 @@ KN_BACKEND_OPS(RUN_OP)
 
 /* The entry of a call whose arguments are copied as they are. */
 #define QUEUE(op)                                                                                  \
-	struct discrete_entry *entry = discrete_queue(discrete_of(backend), run_##op);                 \
-	(void)stream;                                                                                  \
+	struct discrete_entry *entry = discrete_queue(discrete_of(backend), stream, run_##op);         \
 	entry->a.op = *a
 
 #define CHECK(op, pointer) KV_TRY(discrete_check(discrete_of(backend), #op, #pointer, (pointer)))
