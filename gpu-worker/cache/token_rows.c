@@ -73,13 +73,13 @@ enum kv_status gw_token_rows_append(struct gw_token_rows *rows, const uint8_t *s
 	return KV_OK;
 }
 
-enum kv_status gw_token_rows_upload(struct gw_token_rows *rows, const uint8_t *source,
-	size_t head_stride, uint32_t count)
+enum kv_status gw_token_rows_upload(struct gw_token_rows *rows, const struct kn_device *device,
+	const uint8_t *source, size_t head_stride, uint32_t count)
 {
 	KV_TRY(check_room(rows, count));
 	if (count == 0) return KV_OK;
 	for (uint32_t head = 0; head < rows->kv_heads; head++)
-		KV_TRY(kn_device_upload(&rows->device, gw_token_rows_at(rows, head, rows->count),
+		KV_TRY(kn_device_upload(device, gw_token_rows_at(rows, head, rows->count),
 			source + head * head_stride, count * rows->row_bytes));
 	rows->count += count;
 	return KV_OK;

@@ -39,12 +39,12 @@ static inline uint8_t *gw_token_rows_at(const struct gw_token_rows *rows, uint32
 }
 
 /* Append `count` rows of every head from source + head * head_stride: backend memory for append,
- * memory of the host for upload, which stays as it is until stream_wait. KV_LIMIT when they do not
- * fit. */
+ * memory of the host for upload, queued on the stream of `device`, which stays as it is until
+ * stream_wait. KV_LIMIT when they do not fit. */
 enum kv_status gw_token_rows_append(struct gw_token_rows *rows, const uint8_t *source,
 	size_t head_stride, uint32_t count);
-enum kv_status gw_token_rows_upload(struct gw_token_rows *rows, const uint8_t *source,
-	size_t head_stride, uint32_t count);
+enum kv_status gw_token_rows_upload(struct gw_token_rows *rows, const struct kn_device *device,
+	const uint8_t *source, size_t head_stride, uint32_t count);
 
 /* Forget the oldest `count` rows. */
 enum kv_status gw_token_rows_drop(struct gw_token_rows *rows, uint32_t count);

@@ -183,6 +183,7 @@ static enum kv_status open_pipeline(struct gw_worker *worker)
 	options.cache_bytes = worker->ops->unified ? s->cache : worker->plan.parts[GW_MEMORY_CACHE];
 	options.context = worker->context;
 	options.reserve = !worker->ops->unified;
+	options.background = worker->plan.background;
 	options.chunk = s->chunk;
 	options.max_batch = worker->max_batch;
 	options.audit = s->audit;

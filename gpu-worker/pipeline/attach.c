@@ -1,23 +1,25 @@
 /* From stored units to what decoding reads: sinks, window, dense rows, clusters. */
 #include "gpu-worker/pipeline/step.h"
 
-enum kv_status gw_attach_unit(struct gw_sequence *sequence, uint32_t layer, uint32_t ordinal,
-	const struct kvc_segment *segment, const struct gw_unit *unit, const uint8_t *memory)
+enum kv_status gw_attach_unit(struct gw_sequence *sequence, const struct kn_device *device,
+	uint32_t layer, uint32_t ordinal, const struct kvc_segment *segment,
+	const struct gw_unit *unit, const uint8_t *memory)
 {
 	struct gw_layer_state *state = &sequence->layers[layer];
 	const uint8_t *rows = gw_unit_row(unit, memory, 0, 0);
 	size_t stride = unit->layout.head_bytes;
 
 	if (!state->ops->clustered)
-		return gw_token_rows_upload(&state->recent, rows, stride, unit->shape.tokens);
+		return gw_token_rows_upload(&state->recent, device, rows, stride, unit->shape.tokens);
 	if (segment->kind == KVW_PLAIN)
-		KV_TRY(gw_token_rows_upload(&state->recent, rows, stride, unit->shape.tokens));
+		KV_TRY(gw_token_rows_upload(&state->recent, device, rows, stride, unit->shape.tokens));
 	else
-		KV_TRY(gw_token_rows_upload(&state->sinks, rows, stride, unit->shape.plain));
-	return gw_unit_attach(state, unit, memory, ordinal);
+		KV_TRY(gw_token_rows_upload(&state->sinks, device, rows, stride, unit->shape.plain));
+	return gw_unit_attach(state, device, unit, memory, ordinal);
 }
 
-enum kv_status gw_attach_layer(struct gw_sequence *sequence, uint32_t layer, uint8_t *buffer)
+enum kv_status gw_attach_layer(struct gw_sequence *sequence, const struct kn_device *device,
+	uint32_t layer, uint8_t *buffer)
 {
 	for (uint32_t i = 0; i < sequence->segment_count; i++) {
 		const struct kvc_segment *segment = sequence->segments[i];
@@ -26,8 +28,8 @@ enum kv_status gw_attach_layer(struct gw_sequence *sequence, uint32_t layer, uin
 
 		KV_TRY(gw_unit_describe(sequence->pipeline, segment, layer, &unit));
 		KV_TRY(gw_unit_read(sequence->pipeline, segment, layer, &unit, buffer, &memory));
-		KV_TRY(gw_attach_unit(sequence, layer, i, segment, &unit, memory));
-		KV_TRY(kn_device_wait(&sequence->pipeline->device));
+		KV_TRY(gw_attach_unit(sequence, device, layer, i, segment, &unit, memory));
+		KV_TRY(kn_device_wait(device));
 	}
 	return KV_OK;
 }

@@ -55,15 +55,18 @@ static enum kv_status write_layers(const struct fold *fold)
 	for (uint32_t layer = 0; layer < pipeline->shape->layers; layer++) {
 		struct gw_layer_state *state = &sequence->layers[layer];
 		uint32_t first = state->ops->clustered ? 0 : sequence->window_start;
-		struct gw_source_rows source;
+		struct gw_offload_work work = {.sequence = sequence,
+			.segments = fold->reserved,
+			.layer = layer,
+			.count = fold->count,
+			.list_base = fold->list_base};
 
-		source.rows = gw_token_rows_at(&state->recent, 0, first);
-		source.head_stride = state->recent.capacity * pipeline->row_bytes;
-		source.start = sequence->window_start;
-		source.count = sequence->kv_count - sequence->window_start;
+		work.source.rows = gw_token_rows_at(&state->recent, 0, first);
+		work.source.head_stride = state->recent.capacity * pipeline->row_bytes;
+		work.source.start = sequence->window_start;
+		work.source.count = sequence->kv_count - sequence->window_start;
 		if (state->ops->clustered) gw_cluster_index_truncate(state->index, fold->list_base);
-		KV_TRY(gw_offload_layer(sequence, layer, &source, fold->reserved, fold->count,
-			fold->list_base, 0));
+		KV_TRY(gw_offload_fold(&work));
 	}
 	return KV_OK;
 }

@@ -54,11 +54,11 @@ static uint64_t activation_bytes(const struct planning *p)
 }
 
 /* One prompt is run at a time: residual rows of all its tokens, and a layer's rows, computed or
- * brought from the store. */
+ * brought from the store; computed ones of two layers, where one is indexed beside the next. */
 static uint64_t prompt_bytes(const struct planning *p)
 {
 	return (uint64_t)p->request->prompt * (p->shape.hidden * sizeof(float) +
-		p->shape.kv_heads * p->row_bytes);
+		(p->policy->offloads ? 2 : 1) * p->shape.kv_heads * p->row_bytes);
 }
 
 static struct kn_bounds bounds_of(const struct planning *p)
@@ -77,7 +77,23 @@ static struct kn_bounds bounds_of(const struct planning *p)
 		b.sparse_rows = p->selected + r->policy.window + r->policy.fold;
 		b.sparse_spans = (uint32_t)gw_round_spans(smaller(p->clusters, p->selected), p->selected);
 		b.clusters = p->clusters;
-		b.index_jobs = smaller(prompt_segments, GW_OFFLOAD_UNITS) * p->shape.kv_heads;
+		/* A fold's; prompts are clustered in the background. */
+		b.index_jobs = p->shape.kv_heads;
+		b.index_rows = smaller(r->policy.fold, r->context);
+		b.index_clusters = b.index_rows / r->policy.cluster_tokens + 1;
+	}
+	return b;
+}
+
+static struct kn_bounds background_bounds(const struct planning *p)
+{
+	const struct gw_memory_request *r = p->request;
+	uint32_t segments = gw_segmentation_bound(r->prompt, &r->policy);
+	struct kn_bounds b = {
+		.heads = p->shape.heads, .kv_heads = p->shape.kv_heads, .head_dim = p->shape.head_dim};
+
+	if (p->clustered > 0) {
+		b.index_jobs = smaller(segments, GW_OFFLOAD_UNITS) * p->shape.kv_heads;
 		b.index_rows = gw_offload_row_bound(&r->policy, r->context);
 		b.index_clusters = b.index_rows / r->policy.cluster_tokens + 1;
 	}
@@ -223,7 +239,10 @@ enum kv_status gw_memory_plan_make(const struct gw_memory_request *r, struct gw_
 	made.parts[GW_MEMORY_PROMPT] = open_prompts_bytes(&p);
 	made.parts[GW_MEMORY_ACTIVATIONS] = activation_bytes(&p);
 	made.bounds = bounds_of(&p);
+	made.background = background_bounds(&p);
 	made.parts[GW_MEMORY_SCRATCH] = r->ops->scratch_bytes(r->backend, &made.bounds);
+	if (p.policy->offloads)
+		made.parts[GW_MEMORY_SCRATCH] += r->ops->scratch_bytes(r->backend, &made.background);
 	made.parts[GW_MEMORY_STEPS] = step_bytes(&p);
 	made.parts[GW_MEMORY_CACHE] = cache_bytes(&p, made.limit, gw_memory_plan_sum(&made));
 	made.parts[GW_MEMORY_STEPS] += mirror_bytes(&p, made.parts[GW_MEMORY_CACHE]);

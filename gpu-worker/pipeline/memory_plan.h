@@ -54,7 +54,8 @@ struct gw_memory_plan {
 	uint64_t limit;                         /* 0: not known */
 	uint64_t parts[GW_MEMORY_PART_COUNT];   /* bytes */
 	uint32_t sequences, context;            /* that it is for */
-	struct kn_bounds bounds;                /* of a stream, for its scratch memory */
+	struct kn_bounds bounds;                /* of the compute stream, for its scratch memory */
+	struct kn_bounds background;            /* of the pipeline's other one, if it has one */
 };
 
 /* On a backend whose memory is not the host's. KV_NO_MEMORY (KV_USAGE where the limit was given)

@@ -1,30 +1,41 @@
-/* From token-order rows of one layer to stored units: cluster, order, write. */
+/* From token-order rows of one layer to stored units: cluster, order, write.
+ *
+ * A prompt's layer is queued beside the next one: it is clustered and ordered, and brought to
+ * memory of the worker; when that is done the host gives it to the store and puts what decoding
+ * needs in place. On a unified backend units are made where they stay, at once. */
 #include <string.h>
 
 #include "common/base/clock.h"
 #include "gpu-worker/pipeline/step.h"
 
-struct offload {
-	struct gw_sequence *sequence;
-	struct gw_pipeline *pipeline;
-	const struct gw_source_rows *source;
-	uint32_t layer;
+/* What was begun together and is not finished. */
+struct gw_offload_group {
+	int begun;                  /* 0: there is none */
+	struct gw_offload_work work; /* its first segment is that of the group */
+	uint32_t count;
 	struct gw_unit units[GW_OFFLOAD_UNITS];
-	uint8_t *memory[GW_OFFLOAD_UNITS]; /* of the host, to be written */
+	/* The host's: on a unified backend the store's, else in scratch->units. */
+	uint8_t *memory[GW_OFFLOAD_UNITS];
 	/* Unless unified: backend memory laid out as head blocks are, up to the positions. */
 	uint8_t *metadata[GW_OFFLOAD_UNITS];
-	size_t metadata_used;
-	struct kn_index_job *jobs;  /* [count × kv_heads] */
-	uint32_t *order;            /* [kv_heads][tokens of the source] */
+	size_t metadata_used, units_used;
 };
+
+static void destroy_scratch(struct gw_pipeline *pipeline, struct gw_offload_scratch *scratch)
+{
+	kv_free(pipeline->options.allocator, scratch->group);
+	kv_free(pipeline->options.allocator, scratch->jobs);
+	kn_device_free(&pipeline->device, scratch->order);
+	kn_device_free(&pipeline->device, scratch->metadata);
+	kn_device_free(&pipeline->device, scratch->rows);
+	kn_device_free(&pipeline->device, scratch->units);
+	*scratch = (struct gw_offload_scratch){0};
+}
 
 void gw_offload_destroy(struct gw_pipeline *pipeline)
 {
-	kv_free(pipeline->options.allocator, pipeline->offload.jobs);
-	kn_device_free(&pipeline->device, pipeline->offload.order);
-	kn_device_free(&pipeline->device, pipeline->offload.metadata);
-	kn_device_free(&pipeline->device, pipeline->offload.rows);
-	pipeline->offload = (struct gw_offload_scratch){0};
+	destroy_scratch(pipeline, &pipeline->offload);
+	destroy_scratch(pipeline, &pipeline->fold_offload);
 }
 
 static uint32_t larger(uint32_t a, uint32_t b)
@@ -32,7 +43,7 @@ static uint32_t larger(uint32_t a, uint32_t b)
 	return a > b ? a : b;
 }
 
-/* Metadata of as many units as are begun together, of `tokens` tokens in all. */
+/* Of as many units as are begun together, of `tokens` tokens in all. */
 static size_t metadata_bound(const struct gw_model_shape *shape,
 	const struct gw_policy_options *policy, uint32_t tokens)
 {
@@ -42,6 +53,16 @@ static size_t metadata_bound(const struct gw_model_shape *shape,
 	return shape->kv_heads * (clusters * cluster_bytes + (size_t)3 * 64 * GW_OFFLOAD_UNITS);
 }
 
+/* Metadata, positions and rows. */
+static size_t units_bound(const struct gw_pipeline *pipeline, uint32_t tokens)
+{
+	size_t positions_and_rows = (size_t)tokens * (sizeof(uint32_t) + pipeline->row_bytes) +
+		(size_t)3 * 64 * GW_OFFLOAD_UNITS;
+
+	return metadata_bound(pipeline->shape, &pipeline->options.policy, tokens) +
+		pipeline->shape->kv_heads * positions_and_rows;
+}
+
 uint32_t gw_offload_row_bound(const struct gw_policy_options *policy, uint32_t tokens)
 {
 	uint32_t rows = larger(policy->segment, larger(policy->window, policy->fold));
@@ -49,291 +70,438 @@ uint32_t gw_offload_row_bound(const struct gw_policy_options *policy, uint32_t t
 	return rows < tokens ? rows : tokens;
 }
 
-size_t gw_offload_device_bytes(const struct gw_model_shape *shape,
+/* Tokens that a fold writes. */
+static uint32_t fold_tokens(const struct gw_policy_options *policy)
+{
+	return policy->window + policy->fold;
+}
+
+static size_t device_bytes(const struct gw_model_shape *shape,
 	const struct gw_policy_options *policy, size_t row_bytes, uint32_t tokens)
 {
 	return metadata_bound(shape, policy, tokens) + gw_offload_row_bound(policy, tokens) * row_bytes;
 }
 
-/* What units are made in before the host has them. */
-static enum kv_status reserve_unit_memory(struct gw_pipeline *pipeline, uint32_t tokens)
+size_t gw_offload_device_bytes(const struct gw_model_shape *shape,
+	const struct gw_policy_options *policy, size_t row_bytes, uint32_t tokens)
 {
-	const struct gw_policy_options *policy = &pipeline->options.policy;
-	struct gw_offload_scratch *scratch = &pipeline->offload;
-	size_t metadata_bytes = metadata_bound(pipeline->shape, policy, tokens);
-	uint32_t row_room = gw_offload_row_bound(policy, tokens);
-	void *metadata = NULL, *rows = NULL;
+	return device_bytes(shape, policy, row_bytes, tokens) +
+		device_bytes(shape, policy, row_bytes, fold_tokens(policy));
+}
+
+/* What units are made in before the store has them. */
+static enum kv_status reserve_units(struct gw_pipeline *pipeline,
+	struct gw_offload_scratch *scratch, uint32_t tokens)
+{
+	const struct kn_device *device = &pipeline->device;
+	size_t metadata_bytes =
+		metadata_bound(pipeline->shape, &pipeline->options.policy, tokens);
+	uint32_t row_room = gw_offload_row_bound(&pipeline->options.policy, tokens);
+	size_t units_bytes = units_bound(pipeline, tokens);
+	void *metadata = NULL, *rows = NULL, *units = NULL;
 	enum kv_status status;
 
-	KV_TRY(kn_device_alloc(&pipeline->device, KN_DEVICE, metadata_bytes, &metadata));
-	status = kn_device_alloc(&pipeline->device, KN_DEVICE, row_room * pipeline->row_bytes, &rows);
-	if (status != KV_OK) {
-		kn_device_free(&pipeline->device, metadata);
-		return status;
-	}
-	kn_device_free(&pipeline->device, scratch->metadata);
-	kn_device_free(&pipeline->device, scratch->rows);
+	KV_TRY(kn_device_alloc(device, KN_DEVICE, metadata_bytes, &metadata));
+	KV_TRY_GOTO(status,
+		kn_device_alloc(device, KN_DEVICE, row_room * pipeline->row_bytes, &rows), fail);
+	KV_TRY_GOTO(status, kn_device_alloc(device, KN_SHARED, units_bytes, &units), fail);
+	kn_device_free(device, scratch->metadata);
+	kn_device_free(device, scratch->rows);
+	kn_device_free(device, scratch->units);
 	scratch->metadata = metadata;
 	scratch->metadata_bytes = metadata_bytes;
 	scratch->rows = rows;
 	scratch->row_room = row_room;
+	scratch->units = units;
+	scratch->units_bytes = units_bytes;
 	return KV_OK;
+fail:
+	kn_device_free(device, metadata);
+	kn_device_free(device, rows);
+	return status;
 }
 
-enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens)
+static enum kv_status finish(struct gw_pipeline *pipeline, struct gw_offload_scratch *scratch);
+
+/* For another sequence, which needs the memory now. What came of it is told to its own at its
+ * prompt's next step. */
+static void finish_early(struct gw_pipeline *pipeline, struct gw_offload_scratch *scratch)
+{
+	struct gw_sequence *sequence = scratch->group->work.sequence;
+	enum kv_status status;
+
+	if (!scratch->group->begun) return;
+	status = finish(pipeline, scratch);
+	if (status == KV_OK) return;
+	gw_sequence_fail(sequence, status);
+	gw_pipeline_settle(pipeline);
+}
+
+static enum kv_status reserve(struct gw_pipeline *pipeline, struct gw_offload_scratch *scratch,
+	const struct kn_device *device, uint32_t tokens)
 {
 	struct kv_allocator *allocator = pipeline->options.allocator;
 	uint32_t kv_heads = pipeline->shape->kv_heads;
-	struct gw_offload_scratch *scratch = &pipeline->offload;
 	void *order = NULL;
 
+	scratch->device = *device;
+	if (scratch->group == NULL) scratch->group = kv_alloc_zero(allocator, sizeof *scratch->group);
 	if (scratch->jobs == NULL)
 		scratch->jobs =
 			kv_alloc_array(allocator, (size_t)GW_OFFLOAD_UNITS * kv_heads, sizeof *scratch->jobs);
-	if (scratch->jobs == NULL) return KV_NO_MEMORY;
+	if (scratch->group == NULL || scratch->jobs == NULL) return KV_NO_MEMORY;
 	if (tokens <= scratch->tokens) return KV_OK;
-	if (!pipeline->device.ops->unified) KV_TRY(reserve_unit_memory(pipeline, tokens));
-	KV_TRY(kn_device_alloc(&pipeline->device, KN_SHARED,
-		(size_t)kv_heads * tokens * sizeof *scratch->order, &order));
-	kn_device_free(&pipeline->device, scratch->order);
+	finish_early(pipeline, scratch);
+	if (!device->ops->unified) KV_TRY(reserve_units(pipeline, scratch, tokens));
+	KV_TRY(kn_device_alloc(device, KN_SHARED, (size_t)kv_heads * tokens * sizeof *scratch->order,
+		&order));
+	kn_device_free(device, scratch->order);
 	scratch->order = order;
 	scratch->tokens = tokens;
 	return KV_OK;
 }
 
-static const uint8_t *source_row(const struct offload *o, uint32_t head, uint32_t position)
+/* Folds have their own, and do not wait for a prompt's clustering. */
+enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens)
 {
-	return o->source->rows + head * o->source->head_stride +
-		(size_t)(position - o->source->start) * o->pipeline->row_bytes;
+	KV_TRY(reserve(pipeline, &pipeline->offload, &pipeline->background, tokens));
+	if (pipeline->device.ops->unified) return KV_OK;
+	return reserve(pipeline, &pipeline->fold_offload, &pipeline->device,
+		fold_tokens(&pipeline->options.policy));
 }
 
-static uint32_t *order_of(const struct offload *o, uint32_t head, uint32_t position)
+static const uint8_t *source_row(const struct gw_pipeline *pipeline,
+	const struct gw_source_rows *source, uint32_t head, uint32_t position)
 {
-	return o->order + (size_t)head * o->source->count + (position - o->source->start);
+	return source->rows + head * source->head_stride +
+		(size_t)(position - source->start) * pipeline->row_bytes;
+}
+
+static uint32_t *order_of(const struct gw_offload_scratch *scratch, uint32_t head,
+	uint32_t position)
+{
+	const struct gw_source_rows *source = &scratch->group->work.source;
+
+	return scratch->order + (size_t)head * source->count + (position - source->start);
 }
 
 /* Where the index operation puts what belongs into head block `head` of unit i at `offset`. */
-static void *output_of(const struct offload *o, uint32_t i, uint32_t head, uint64_t offset)
+static void *output_of(const struct gw_offload_scratch *scratch, uint32_t i, uint32_t head,
+	uint64_t offset)
 {
-	const struct kvw_unit_layout *layout = &o->units[i].layout;
+	const struct gw_offload_group *group = scratch->group;
+	const struct kvw_unit_layout *layout = &group->units[i].layout;
 
-	if (o->pipeline->device.ops->unified)
-		return o->memory[i] + head * layout->head_bytes + offset;
-	return o->metadata[i] + head * layout->positions + offset;
+	if (scratch->device.ops->unified) return group->memory[i] + head * layout->head_bytes + offset;
+	return group->metadata[i] + head * layout->positions + offset;
 }
 
-static enum kv_status take_metadata(struct offload *o, uint32_t i)
+/* The store's memory for a unit. */
+static enum kv_status begin_stored(const struct gw_offload_group *group, uint32_t i,
+	uint8_t **memory)
 {
-	const struct gw_offload_scratch *scratch = &o->pipeline->offload;
-	const struct gw_unit *unit = &o->units[i];
-	size_t bytes = unit->layout.positions * unit->shape.kv_heads;
-
-	if (o->pipeline->device.ops->unified) return KV_OK;
-	if (bytes > scratch->metadata_bytes - o->metadata_used ||
-		unit->shape.tokens - unit->shape.plain > scratch->row_room)
-		return kv_fail(KV_INTERNAL, "a unit of %u tokens and %u clusters is more than there is "
-			"device memory for", unit->shape.tokens, unit->shape.clusters);
-	o->metadata[i] = scratch->metadata + o->metadata_used;
-	o->metadata_used += bytes;
-	return KV_OK;
-}
-
-static enum kv_status begin_unit(struct offload *o, const struct kvc_segment *segment, uint32_t i)
-{
-	struct gw_unit *unit = &o->units[i];
+	const struct gw_offload_work *work = &group->work;
+	const struct gw_unit *unit = &group->units[i];
 	uint64_t bytes;
 
-	KV_TRY(gw_unit_describe(o->pipeline, segment, o->layer, unit));
-	KV_TRY(take_metadata(o, i));
-	KV_TRY(kvc_unit_begin(o->sequence->stored, segment, o->layer, &o->memory[i], &bytes));
+	KV_TRY(kvc_unit_begin(work->sequence->stored, work->segments[i], work->layer, memory, &bytes));
 	if (bytes != unit->layout.bytes)
 		return kv_fail(KV_PROTOCOL, "store gave %llu bytes for a unit of %llu",
 			(unsigned long long)bytes, (unsigned long long)unit->layout.bytes);
 	return KV_OK;
 }
 
-static void index_job(const struct offload *o, const struct kvc_segment *segment, uint32_t i,
-	uint32_t head, struct kn_index_job *job)
+static enum kv_status take_unit(struct gw_offload_scratch *scratch, uint32_t i)
 {
-	const struct gw_unit *unit = &o->units[i];
-	uint32_t first = segment->start + unit->shape.plain;
+	struct gw_offload_group *group = scratch->group;
+	const struct gw_offload_work *work = &group->work;
+	struct gw_unit *unit = &group->units[i];
+	size_t metadata;
 
-	job->rows = source_row(o, head, first);
-	job->row_stride = o->pipeline->row_bytes;
-	job->n = unit->shape.tokens - unit->shape.plain;
-	job->clusters = unit->shape.clusters;
-	job->order = order_of(o, head, first);
-	job->sizes = output_of(o, i, head, unit->layout.sizes);
-	job->centroids = output_of(o, i, head, unit->layout.centroids);
-	job->value_means = output_of(o, i, head, unit->layout.value_means);
+	KV_TRY(gw_unit_describe(work->sequence->pipeline, work->segments[i], work->layer, unit));
+	if (scratch->device.ops->unified) return begin_stored(group, i, &group->memory[i]);
+	metadata = unit->layout.positions * unit->shape.kv_heads;
+	if (metadata > scratch->metadata_bytes - group->metadata_used ||
+		unit->layout.bytes > scratch->units_bytes - group->units_used ||
+		unit->shape.tokens - unit->shape.plain > scratch->row_room)
+		return kv_fail(KV_INTERNAL, "a unit of %u tokens and %u clusters is more than there is "
+			"memory for", unit->shape.tokens, unit->shape.clusters);
+	group->metadata[i] = scratch->metadata + group->metadata_used;
+	group->memory[i] = scratch->units + group->units_used;
+	group->metadata_used += metadata;
+	group->units_used += unit->layout.bytes;
+	return KV_OK;
 }
 
-/* To the host's unit, where the operation could not write there. */
-static enum kv_status bring_metadata(const struct offload *o, uint32_t i, uint32_t head)
+static void index_job(const struct gw_offload_scratch *scratch, uint32_t i, uint32_t head,
+	struct kn_index_job *job)
 {
-	const struct kn_device *device = &o->pipeline->device;
-	const struct gw_unit *unit = &o->units[i];
-	uint8_t *block = o->memory[i] + head * unit->layout.head_bytes;
-	size_t matrix = (size_t)unit->shape.clusters * o->pipeline->shape->head_dim * sizeof(uint16_t);
+	const struct gw_offload_group *group = scratch->group;
+	const struct gw_pipeline *pipeline = group->work.sequence->pipeline;
+	const struct gw_unit *unit = &group->units[i];
+	uint32_t first = group->work.segments[i]->start + unit->shape.plain;
 
-	KV_TRY(kn_device_download(device, block + unit->layout.centroids,
-		output_of(o, i, head, unit->layout.centroids), matrix));
-	KV_TRY(kn_device_download(device, block + unit->layout.value_means,
-		output_of(o, i, head, unit->layout.value_means), matrix));
-	return kn_device_download(device, block + unit->layout.sizes,
-		output_of(o, i, head, unit->layout.sizes), unit->shape.clusters * sizeof(uint32_t));
+	job->rows = source_row(pipeline, &group->work.source, head, first);
+	job->row_stride = pipeline->row_bytes;
+	job->n = unit->shape.tokens - unit->shape.plain;
+	job->clusters = unit->shape.clusters;
+	job->order = order_of(scratch, head, first);
+	job->sizes = output_of(scratch, i, head, unit->layout.sizes);
+	job->centroids = output_of(scratch, i, head, unit->layout.centroids);
+	job->value_means = output_of(scratch, i, head, unit->layout.value_means);
 }
 
 /* Cluster all heads of all units in one call, so that it fills the backend. */
-static enum kv_status run_index(struct offload *o, const struct kvc_segment *const *segments,
-	uint32_t count)
+static enum kv_status queue_index(struct gw_offload_scratch *scratch)
 {
-	struct gw_pipeline *pipeline = o->pipeline;
-	const struct kn_device *device = &pipeline->device;
-	uint32_t kv_heads = pipeline->shape->kv_heads;
+	const struct gw_offload_group *group = scratch->group;
+	const struct gw_pipeline *pipeline = group->work.sequence->pipeline;
+	const struct kn_device *device = &scratch->device;
 	struct kn_index_arguments a = {0};
 
-	for (uint32_t i = 0; i < count; i++)
-		for (uint32_t head = 0; o->units[i].shape.clusters > 0 && head < kv_heads; head++)
-			index_job(o, segments[i], i, head, &o->jobs[a.job_count++]);
+	for (uint32_t i = 0; i < group->count; i++)
+		for (uint32_t head = 0;
+			group->units[i].shape.clusters > 0 && head < pipeline->shape->kv_heads; head++)
+			index_job(scratch, i, head, &scratch->jobs[a.job_count++]);
 	if (a.job_count == 0) return KV_OK;
-	a.jobs = o->jobs;
+	a.jobs = scratch->jobs;
 	a.head_dim = pipeline->shape->head_dim;
 	a.iterations = pipeline->options.policy.iterations;
 	a.kv_type = pipeline->options.kv_type;
 	a.center = pipeline->options.policy.center;
 	a.update = pipeline->options.policy.update;
 	KV_TRY(device->ops->index(device->backend, device->stream, &a));
-	for (uint32_t i = 0; !device->ops->unified && i < count; i++)
-		for (uint32_t head = 0; o->units[i].shape.clusters > 0 && head < kv_heads; head++)
-			KV_TRY(bring_metadata(o, i, head));
-	return kn_device_wait(device);
+	return device->ops->unified ? kn_device_wait(device) : KV_OK;
 }
 
-static enum kv_status write_head(struct offload *o, const struct kvc_segment *segment, uint32_t i,
+/* To the host's unit, where the operation could not write there. */
+static enum kv_status bring_metadata(const struct gw_offload_scratch *scratch, uint32_t i,
 	uint32_t head)
 {
-	const struct gw_pipeline *pipeline = o->pipeline;
-	const struct kn_device *device = &pipeline->device;
-	const struct gw_unit *unit = &o->units[i];
-	uint32_t plain = unit->shape.plain, first = segment->start + plain;
-	uint8_t *block = o->memory[i] + head * unit->layout.head_bytes;
-	uint32_t *positions = (uint32_t *)(void *)(block + unit->layout.positions);
-	uint8_t *rows = block + unit->layout.rows;
+	const struct kn_device *device = &scratch->device;
+	const struct gw_unit *unit = &scratch->group->units[i];
+	uint8_t *block = scratch->group->memory[i] + head * unit->layout.head_bytes;
+	size_t matrix = (size_t)unit->shape.clusters * unit->shape.head_dim * sizeof(uint16_t);
+
+	if (device->ops->unified || unit->shape.clusters == 0) return KV_OK;
+	KV_TRY(kn_device_download(device, block + unit->layout.centroids,
+		output_of(scratch, i, head, unit->layout.centroids), matrix));
+	KV_TRY(kn_device_download(device, block + unit->layout.value_means,
+		output_of(scratch, i, head, unit->layout.value_means), matrix));
+	return kn_device_download(device, block + unit->layout.sizes,
+		output_of(scratch, i, head, unit->layout.sizes), unit->shape.clusters * sizeof(uint32_t));
+}
+
+static enum kv_status queue_rows(const struct gw_offload_scratch *scratch, uint32_t i,
+	uint32_t head)
+{
+	const struct gw_offload_group *group = scratch->group;
+	const struct gw_source_rows *source = &group->work.source;
+	const struct gw_pipeline *pipeline = group->work.sequence->pipeline;
+	const struct kn_device *device = &scratch->device;
+	const struct gw_unit *unit = &group->units[i];
+	uint32_t plain = unit->shape.plain, first = group->work.segments[i]->start + plain;
+	uint8_t *rows = group->memory[i] + head * unit->layout.head_bytes + unit->layout.rows;
 	struct kn_gather_rows_arguments a = {0};
 
-	for (uint32_t j = 0; j < plain; j++)
-		positions[j] = segment->start + j;
-	KV_TRY(kn_device_download(device, rows, source_row(o, head, segment->start),
+	KV_TRY(kn_device_download(device, rows, source_row(pipeline, source, head, first - plain),
 		plain * pipeline->row_bytes));
 	if (plain == unit->shape.tokens) return KV_OK;
-	a.source = source_row(o, head, first);
+	a.source = source_row(pipeline, source, head, first);
 	a.source_stride = a.destination_stride = a.row_bytes = pipeline->row_bytes;
-	a.order = order_of(o, head, first);
+	a.order = order_of(scratch, head, first);
 	rows += plain * pipeline->row_bytes;
-	a.destination = device->ops->unified ? rows : pipeline->offload.rows;
+	a.destination = device->ops->unified ? rows : scratch->rows;
 	a.count = unit->shape.tokens - plain;
-	for (uint32_t j = 0; j < a.count; j++)
-		positions[plain + j] = first + a.order[j];
 	KV_TRY(device->ops->gather_rows(device->backend, device->stream, &a));
 	if (device->ops->unified) return KV_OK;
 	return kn_device_download(device, rows, a.destination, a.count * pipeline->row_bytes);
 }
 
-/* A fold's rows are in the worker already; its clusters and what became sinks are not. */
-static enum kv_status place_unit(struct offload *o, const struct kvc_segment *segment, uint32_t i,
-	uint32_t ordinal, int place)
+static void write_positions(const struct gw_offload_scratch *scratch, uint32_t i, uint32_t head)
 {
-	struct gw_layer_state *state = &o->sequence->layers[o->layer];
-	const struct gw_unit *unit = &o->units[i];
+	const struct gw_offload_group *group = scratch->group;
+	const struct gw_unit *unit = &group->units[i];
+	uint32_t start = group->work.segments[i]->start, plain = unit->shape.plain;
+	const uint32_t *order = order_of(scratch, head, start + plain);
+	uint32_t *positions = (uint32_t *)(void *)(group->memory[i] +
+		head * unit->layout.head_bytes + unit->layout.positions);
 
-	if (place)
-		return gw_attach_unit(o->sequence, o->layer, ordinal, segment, unit, o->memory[i]);
+	for (uint32_t j = 0; j < plain; j++)
+		positions[j] = start + j;
+	for (uint32_t j = plain; j < unit->shape.tokens; j++)
+		positions[j] = start + plain + order[j - plain];
+}
+
+/* A fold's rows are in the worker already; its clusters and what became sinks are not. */
+static enum kv_status place_unit(const struct gw_offload_scratch *scratch, uint32_t i)
+{
+	const struct gw_offload_group *group = scratch->group;
+	const struct gw_offload_work *work = &group->work;
+	struct gw_layer_state *state = &work->sequence->layers[work->layer];
+	const struct kvc_segment *segment = work->segments[i];
+	const struct gw_unit *unit = &group->units[i];
+	uint32_t ordinal = work->list_base + i;
+
+	if (work->place)
+		return gw_attach_unit(work->sequence, &scratch->device, work->layer, ordinal, segment, unit,
+			group->memory[i]);
 	if (!state->ops->clustered) return KV_OK;
 	if (segment->kind == KVW_CLUSTERED)
-		KV_TRY(gw_token_rows_upload(&state->sinks, gw_unit_row(unit, o->memory[i], 0, 0),
-			unit->layout.head_bytes, unit->shape.plain));
-	return gw_unit_attach(state, unit, o->memory[i], ordinal);
+		KV_TRY(gw_token_rows_upload(&state->sinks, &scratch->device,
+			gw_unit_row(unit, group->memory[i], 0, 0), unit->layout.head_bytes,
+			unit->shape.plain));
+	return gw_unit_attach(state, &scratch->device, unit, group->memory[i], ordinal);
 }
 
-/* Begin units as long as there is memory to write them to. How many make no bit of them. */
-static enum kv_status begin_units(struct offload *o, const struct kvc_segment *const *segments,
-	uint32_t most, uint32_t *begun)
+static enum kv_status store_unit(const struct gw_offload_scratch *scratch, uint32_t i)
 {
-	enum kv_status status = KV_OK;
-	uint32_t count = 0;
+	const struct gw_offload_group *group = scratch->group;
+	uint8_t *memory;
 
-	o->metadata_used = 0;
-	while (count < most && status == KV_OK) {
-		status = begin_unit(o, segments[count], count);
-		if (status == KV_OK) count++;
+	if (!scratch->device.ops->unified) {
+		KV_TRY(begin_stored(group, i, &memory));
+		memcpy(memory, group->memory[i], group->units[i].layout.bytes);
 	}
-	if (status != KV_OK && (status != KV_BUSY || count == 0)) return status;
-	*begun = count;
-	return KV_OK;
+	return kvc_unit_end(group->work.sequence->stored, group->work.segments[i], group->work.layer);
 }
 
-/* The first segments of `segments`, as many as can be begun together. */
-static enum kv_status offload_group(struct offload *o, const struct kvc_segment *const *segments,
-	uint32_t most, uint32_t list_base, int place, uint32_t *done)
+/* Take units as long as there is memory to write them to. How many make no bit of them. */
+static enum kv_status take_units(struct gw_offload_scratch *scratch, uint32_t most)
 {
-	const struct kn_device *device = &o->pipeline->device;
-	uint32_t count = 0;
-	uint64_t start;
+	struct gw_offload_group *group = scratch->group;
+	enum kv_status status = KV_OK;
 
-	KV_TRY(begin_units(o, segments, most, &count));
-	start = kv_now_ns();
-	KV_TRY(run_index(o, segments, count));
-	o->sequence->report.index_seconds += kv_seconds_since(start);
-	for (uint32_t i = 0; i < count; i++)
-		for (uint32_t head = 0; head < o->pipeline->shape->kv_heads; head++)
-			KV_TRY(write_head(o, segments[i], i, head));
-	KV_TRY(kn_device_wait(device));
-	for (uint32_t i = 0; i < count; i++)
-		KV_TRY(place_unit(o, segments[i], i, list_base + i, place));
-	KV_TRY(kn_device_wait(device));
-	for (uint32_t i = 0; i < count; i++)
-		KV_TRY(kvc_unit_end(o->sequence->stored, segments[i], o->layer));
-	*done = count;
+	while (group->count < most && status == KV_OK) {
+		status = take_unit(scratch, group->count);
+		if (status == KV_OK) group->count++;
+	}
+	return status == KV_BUSY && group->count > 0 ? KV_OK : status;
+}
+
+/* What decoding on the compute stream does comes after `finish`, which waits. */
+static enum kv_status queue(struct gw_pipeline *pipeline, struct gw_offload_scratch *scratch)
+{
+	const struct gw_offload_group *group = scratch->group;
+	uint64_t start = kv_now_ns();
+
+	KV_TRY(kn_device_order(&pipeline->device, &scratch->device));
+	KV_TRY(queue_index(scratch));
+	group->work.sequence->report.index_seconds += kv_seconds_since(start);
+	for (uint32_t i = 0; i < group->count; i++)
+		for (uint32_t head = 0; head < pipeline->shape->kv_heads; head++) {
+			KV_TRY(bring_metadata(scratch, i, head));
+			KV_TRY(queue_rows(scratch, i, head));
+		}
 	return KV_OK;
 }
 
-static enum kv_status offload_layer(struct gw_sequence *sequence, uint32_t layer,
-	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
-	uint32_t count, uint32_t list_base, int place)
+static enum kv_status finish_units(struct gw_pipeline *pipeline, struct gw_offload_scratch *scratch)
+{
+	const struct gw_offload_group *group = scratch->group;
+	uint64_t start = kv_now_ns();
+
+	KV_TRY(kn_device_wait(&scratch->device));
+	group->work.sequence->report.index_seconds += kv_seconds_since(start);
+	for (uint32_t i = 0; i < group->count; i++) {
+		for (uint32_t head = 0; head < pipeline->shape->kv_heads; head++)
+			write_positions(scratch, i, head);
+		KV_TRY(place_unit(scratch, i));
+	}
+	KV_TRY(kn_device_wait(&scratch->device));
+	for (uint32_t i = 0; i < group->count; i++)
+		KV_TRY(store_unit(scratch, i));
+	return KV_OK;
+}
+
+static enum kv_status finish(struct gw_pipeline *pipeline, struct gw_offload_scratch *scratch)
+{
+	struct gw_offload_group *group = scratch->group;
+	enum kv_status status;
+
+	if (!group->begun) return KV_OK;
+	status = finish_units(pipeline, scratch);
+	group->begun = 0;
+	return status;
+}
+
+/* All but the last of the groups are finished, too. */
+static enum kv_status begin_groups(struct gw_pipeline *pipeline,
+	struct gw_offload_scratch *scratch, const struct gw_offload_work *work)
+{
+	struct gw_offload_group *group = scratch->group;
+
+	if (work->source.count > scratch->tokens)
+		return kv_fail(KV_INTERNAL, "%u tokens to be indexed, room for %u", work->source.count,
+			scratch->tokens);
+	if (group->work.sequence != work->sequence) finish_early(pipeline, scratch);
+	for (uint32_t done = 0; done < work->count; done += group->count) {
+		uint32_t left = work->count - done;
+
+		KV_TRY(finish(pipeline, scratch));
+		group->work = *work;
+		group->work.segments += done;
+		group->work.list_base += done;
+		group->count = 0;
+		group->metadata_used = group->units_used = 0;
+		group->begun = 1;
+		KV_TRY(take_units(scratch, left < GW_OFFLOAD_UNITS ? left : (uint32_t)GW_OFFLOAD_UNITS));
+		KV_TRY(queue(pipeline, scratch));
+	}
+	return KV_OK;
+}
+
+/* On a unified backend there is nothing to go on beside: it is done at once. */
+static enum kv_status run(struct gw_offload_scratch *scratch, const struct gw_offload_work *work,
+	int wait)
+{
+	struct gw_pipeline *pipeline = work->sequence->pipeline;
+	struct gw_report *report = &work->sequence->report;
+	uint64_t start = kv_now_ns();
+	double indexed = report->index_seconds;
+	enum kv_status status = begin_groups(pipeline, scratch, work);
+
+	if (status == KV_OK && wait) status = finish(pipeline, scratch);
+	if (status != KV_OK) scratch->group->begun = 0;
+	report->offload_seconds += kv_seconds_since(start) - (report->index_seconds - indexed);
+	return status;
+}
+
+enum kv_status gw_offload_begin(const struct gw_offload_work *work)
+{
+	struct gw_pipeline *pipeline = work->sequence->pipeline;
+
+	return run(&pipeline->offload, work, pipeline->device.ops->unified != 0);
+}
+
+enum kv_status gw_offload_finish(struct gw_sequence *sequence)
 {
 	struct gw_offload_scratch *scratch = &sequence->pipeline->offload;
-	struct offload o = {.sequence = sequence,
-		.pipeline = sequence->pipeline,
-		.source = source,
-		.layer = layer};
-	uint32_t done = 0;
-
-	if (source->count > scratch->tokens)
-		return kv_fail(KV_INTERNAL, "%u tokens to be indexed, room for %u", source->count,
-			scratch->tokens);
-	o.jobs = scratch->jobs;
-	o.order = scratch->order;
-	for (uint32_t i = 0; i < count; i += done) {
-		uint32_t most = count - i < GW_OFFLOAD_UNITS ? count - i : (uint32_t)GW_OFFLOAD_UNITS;
-
-		KV_TRY(offload_group(&o, segments + i, most, list_base + i, place, &done));
-	}
-	return KV_OK;
-}
-
-enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
-	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
-	uint32_t count, uint32_t list_base, int place)
-{
 	struct gw_report *report = &sequence->report;
 	uint64_t start = kv_now_ns();
 	double indexed = report->index_seconds;
-	enum kv_status status =
-		offload_layer(sequence, layer, source, segments, count, list_base, place);
+	enum kv_status status;
 
+	if (sequence->failed != KV_OK) return kv_fail(sequence->failed, "%s", sequence->failure);
+	if (scratch->group->work.sequence != sequence) return KV_OK;
+	status = finish(sequence->pipeline, scratch);
 	report->offload_seconds += kv_seconds_since(start) - (report->index_seconds - indexed);
 	return status;
+}
+
+void gw_offload_drop(struct gw_sequence *sequence)
+{
+	struct gw_offload_group *group = sequence->pipeline->offload.group;
+
+	if (group != NULL && group->work.sequence == sequence) group->begun = 0;
+}
+
+enum kv_status gw_offload_fold(const struct gw_offload_work *work)
+{
+	struct gw_pipeline *pipeline = work->sequence->pipeline;
+
+	return run(pipeline->device.ops->unified ? &pipeline->offload : &pipeline->fold_offload, work,
+		1);
 }
 
 enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *reserved_ids,
@@ -360,7 +528,8 @@ enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *re
 			KV_TRY_GOTO(status,
 				gw_unit_read(pipeline, segment, layer, &unit, buffer, &memory), done);
 			KV_TRY_GOTO(status,
-				gw_unit_attach(&sequence->layers[layer], &unit, memory, list_base + i), done);
+				gw_unit_attach(&sequence->layers[layer], &pipeline->device,
+					&unit, memory, list_base + i), done);
 			KV_TRY_GOTO(status, kn_device_wait(&pipeline->device), done);
 		}
 	}

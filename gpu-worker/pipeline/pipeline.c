@@ -158,6 +158,26 @@ static void close_audit(struct gw_pipeline *pipeline)
 	device->ops->close(device->backend);
 }
 
+static enum kv_status open_background(struct gw_pipeline *pipeline)
+{
+	struct kn_device *background = &pipeline->background;
+	struct kn_stream *stream = NULL;
+
+	*background = pipeline->device;
+	if (background->ops->unified || !pipeline->policy->offloads) return KV_OK;
+	KV_TRY(background->ops->stream_create(background->backend, KN_STREAM_BACKGROUND, &stream));
+	background->stream = stream;
+	return KV_OK;
+}
+
+static void close_background(struct gw_pipeline *pipeline)
+{
+	struct kn_device *background = &pipeline->background;
+
+	if (background->backend == NULL || background->stream == pipeline->device.stream) return;
+	background->ops->stream_destroy(background->backend, background->stream);
+}
+
 /* What becomes a segment of its own must be one that a store takes. */
 static enum kv_status check_segment(const char *option, uint32_t tokens)
 {
@@ -189,7 +209,10 @@ static enum kv_status reserve(struct gw_pipeline *pipeline)
 	uint32_t tokens = pipeline->options.context;
 	uint32_t segments = gw_segment_bound(tokens, tokens, policy);
 
-	return gw_step_reserve(pipeline, tokens, gw_cluster_bound(tokens, segments, policy));
+	KV_TRY(gw_step_reserve(pipeline, tokens, gw_cluster_bound(tokens, segments, policy)));
+	if (pipeline->background.stream == pipeline->device.stream) return KV_OK;
+	return pipeline->background.ops->stream_reserve(pipeline->background.backend,
+		pipeline->background.stream, &pipeline->options.background);
 }
 
 enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
@@ -214,6 +237,7 @@ enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	KV_TRY_GOTO(status, check_options(&made->options, policy), fail);
 	KV_TRY_GOTO(status, kvw_model_layout_check(&made->layout), fail);
 	digest_policy(made);
+	KV_TRY_GOTO(status, open_background(made), fail);
 	KV_TRY_GOTO(status, create_cache(made), fail);
 	KV_TRY_GOTO(status, create_rows(made), fail);
 	KV_TRY_GOTO(status, open_audit(made), fail);
@@ -244,6 +268,7 @@ void gw_pipeline_destroy(struct gw_pipeline *pipeline)
 	kn_device_free(&pipeline->device, pipeline->logits);
 	kn_device_free(&pipeline->device, pipeline->positions);
 	close_audit(pipeline);
+	close_background(pipeline);
 	kv_free(o->allocator, pipeline->ids);
 	kv_free(o->allocator, pipeline->selections);
 	kv_free(o->allocator, pipeline->rows);

@@ -38,6 +38,7 @@ struct gw_pipeline_options {
 	uint32_t max_batch;                /* sequences of one decode call, ≤ KN_MAX_DECODE_ROWS */
 	uint32_t context;                  /* most tokens of a sequence; 0: the model's context */
 	int reserve;                       /* take what steps need at once, not as sequences open */
+	struct kn_bounds background;       /* with it: of the stream for clustering */
 	int audit;                         /* also compute what full attention would have seen */
 	int estimate_misses;               /* what a fetch does not bring is estimated */
 };
@@ -139,7 +140,10 @@ struct gw_report {
 	uint64_t recalls;                  /* (step, layer, KV head) */
 	double recall;
 	struct gw_cache_stats cache;       /* of this sequence's lookups */
-	double prefill_seconds, index_seconds, decode_seconds, select_seconds, fetch_seconds;
+	double prefill_seconds, decode_seconds, select_seconds, fetch_seconds;
+	/* Clustering. Where a device does it beside the next layer: what the worker took to queue it
+	 * and then waited for it and its copies, not what went on meanwhile. */
+	double index_seconds;
 	double attach_seconds;             /* in prefill: to bring in what the store has */
 	double offload_seconds;            /* in both: to write to the store and commit */
 	uint32_t prefill_layers;           /* that are behind it */

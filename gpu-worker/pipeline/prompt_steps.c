@@ -28,12 +28,30 @@ static enum kv_status take_context_memory(struct gw_prompt_run *run)
 	return run->piece_rows != NULL ? KV_OK : KV_NO_MEMORY;
 }
 
+static enum kv_status take_own_rows(struct gw_prompt_run *run)
+{
+	const struct gw_pipeline *pipeline = run->sequence->pipeline;
+	const struct kn_device *device = &pipeline->device;
+	size_t bytes;
+	void *memory = NULL;
+
+	run->own_tokens = run->sequence->prompt_tokens - run->own_start;
+	run->own_stride = run->own_tokens * pipeline->row_bytes;
+	bytes = run->own_stride * run->shape->kv_heads;
+	if (run->own_tokens == 0) return KV_OK;
+	KV_TRY(kn_device_alloc(device, KN_DEVICE, bytes, &memory));
+	run->own = memory;
+	if (device->ops->unified || run->new_count == 0) return KV_OK;
+	KV_TRY(kn_device_alloc(device, KN_DEVICE, bytes, &memory));
+	run->other_own = memory;
+	return KV_OK;
+}
+
 static enum kv_status take_backend_memory(struct gw_prompt_run *run)
 {
 	struct gw_pipeline *pipeline = run->sequence->pipeline;
 	const struct kn_device *device = &pipeline->device;
 	uint32_t tokens = run->sequence->prompt_tokens - run->first;
-	uint32_t own_tokens = run->sequence->prompt_tokens - run->own_start;
 	void *memory = NULL;
 
 	KV_TRY(kn_device_alloc(device, KN_DEVICE, (size_t)tokens * run->shape->hidden * sizeof(float),
@@ -43,12 +61,7 @@ static enum kv_status take_backend_memory(struct gw_prompt_run *run)
 	run->positions = memory;
 	for (uint32_t i = 0; i < tokens; i++)
 		run->positions[i] = run->first + i;
-	run->own_stride = own_tokens * pipeline->row_bytes;
-	if (own_tokens > 0) {
-		KV_TRY(kn_device_alloc(device, KN_DEVICE, run->own_stride * run->shape->kv_heads,
-			&memory));
-		run->own = memory;
-	}
+	KV_TRY(take_own_rows(run));
 	return take_context_memory(run);
 }
 
@@ -56,13 +69,8 @@ static enum kv_status take_memory(struct gw_prompt_run *run)
 {
 	struct gw_pipeline *pipeline = run->sequence->pipeline;
 	const struct gw_pipeline_options *o = &pipeline->options;
-	uint32_t own_tokens = run->sequence->prompt_tokens - run->own_start;
 
 	KV_TRY(take_backend_memory(run));
-	run->source.rows = run->own;
-	run->source.head_stride = run->own_stride;
-	run->source.start = run->own_start;
-	run->source.count = own_tokens;
 	run->span_capacity = run->shared_count + 1;
 	run->spans = kv_alloc_array(o->allocator, (size_t)run->shape->kv_heads * run->span_capacity,
 		sizeof *run->spans);
@@ -131,7 +139,10 @@ void gw_prompt_end(struct gw_prompt_run *run)
 	const struct gw_pipeline_options *o = &sequence->pipeline->options;
 	const struct kn_device *device = &sequence->pipeline->device;
 
-	if (!run->whole) gw_pipeline_settle(sequence->pipeline);
+	if (!run->whole) {
+		gw_pipeline_settle(sequence->pipeline);
+		gw_offload_drop(sequence);
+	}
 	if (!run->whole && run->reserved != NULL && run->new_count > 0 &&
 		run->reserved[0] != NULL)
 		kvc_release(sequence->stored, run->reserved, run->new_count);
@@ -141,6 +152,7 @@ void gw_prompt_end(struct gw_prompt_run *run)
 	kn_device_free(device, run->x);
 	kn_device_free(device, run->positions);
 	kn_device_free(device, run->own);
+	kn_device_free(device, run->other_own);
 	kn_device_free(device, run->context);
 	kn_device_free(device, run->logits);
 	kv_free(o->allocator, run->piece_rows);
@@ -401,7 +413,25 @@ void gw_prompt_progress(struct gw_prompt_run *run, uint32_t layer, uint32_t done
 enum kv_status gw_prompt_keep(struct gw_prompt_run *run, uint32_t layer)
 {
 	return gw_token_rows_append(&run->sequence->layers[layer].recent, run->own, run->own_stride,
-		run->source.count);
+		run->own_tokens);
+}
+
+enum kv_status gw_prompt_offload(struct gw_prompt_run *run, uint32_t layer)
+{
+	const struct gw_offload_work work = {.sequence = run->sequence,
+		.segments = run->reserved,
+		.source = {run->own, run->own_stride, run->own_start, run->own_tokens},
+		.layer = layer,
+		.count = run->new_count,
+		.list_base = run->shared_count,
+		.place = 1};
+	uint8_t *own = run->own;
+
+	KV_TRY(gw_offload_begin(&work));
+	if (run->other_own == NULL) return KV_OK;
+	run->own = run->other_own;
+	run->other_own = own;
+	return KV_OK;
 }
 
 enum kv_status gw_prompt_commit(struct gw_prompt_run *run)

@@ -2,7 +2,8 @@
  *
  *     attach known prefix → per layer: project → attend (dense) → finish → index, offload → commit
  *
- * Only one layer's key/values and the residual stream are in worker memory. What the store already
+ * Only one layer's key/values and the residual stream are in worker memory; two layers', where a
+ * layer is indexed beside the next (see offload.c). What the store already
  * holds is attended to where it lies, in stored order: keys carry their position. Between two units
  * of this, a chunk of a layer or its end, others may decode. */
 #include "gpu-worker/pipeline/run_prompt.h"
@@ -51,22 +52,28 @@ static enum kv_status end_layer(struct gw_prompt_run *run)
 {
 	struct gw_sequence *sequence = run->sequence;
 	uint32_t layer = run->layer++;
-	uint64_t start = kv_now_ns();
+	uint64_t start;
 
 	run->at = run->first;
 	sequence->report.prefill_layers++;
 	if (sequence->stored == NULL) return gw_prompt_keep(run, layer);
-	KV_TRY(gw_attach_layer(sequence, layer, run->buffer));
+	/* The layer before. */
+	KV_TRY(gw_offload_finish(sequence));
+	start = kv_now_ns();
+	/* The sequence's own memory, which nothing that computes now touches. */
+	KV_TRY(gw_attach_layer(sequence, &sequence->pipeline->background, layer, run->buffer));
 	sequence->report.attach_seconds += kv_seconds_since(start);
-	return gw_offload_layer(sequence, layer, &run->source, run->reserved, run->new_count,
-		run->shared_count, 1);
+	return gw_prompt_offload(run, layer);
 }
 
 static enum kv_status commit(struct gw_prompt_run *run)
 {
-	uint64_t start = kv_now_ns();
-	enum kv_status status = gw_prompt_commit(run);
+	enum kv_status status;
+	uint64_t start;
 
+	if (run->sequence->stored != NULL) KV_TRY(gw_offload_finish(run->sequence));
+	start = kv_now_ns();
+	status = gw_prompt_commit(run);
 	run->sequence->report.offload_seconds += kv_seconds_since(start);
 	return status;
 }

@@ -25,8 +25,9 @@ struct gw_prompt_run {
 	float *qkv, *attention;   /* one chunk's */
 	/* KN_DEVICE: this layer's rows from own_start on, [kv_heads][own_tokens] */
 	uint8_t *own;
+	uint8_t *other_own;       /* the next layer's, while offload reads these; NULL: the same */
 	size_t own_stride;        /* bytes between heads */
-	struct gw_source_rows source; /* the same, as offload reads it */
+	uint32_t own_tokens;
 	struct kn_span *spans;    /* context [kv_heads][span_capacity] */
 	uint32_t span_capacity, span_count;
 	const uint8_t **own_rows; /* [kv_heads]: what the last chunk's own rows start with */
@@ -57,6 +58,8 @@ enum kv_status gw_prompt_attend(struct gw_prompt_run *run, uint32_t at, uint32_t
 void gw_prompt_progress(struct gw_prompt_run *run, uint32_t layer, uint32_t done);
 /* Without a store: the layer's rows stay in the worker. */
 enum kv_status gw_prompt_keep(struct gw_prompt_run *run, uint32_t layer);
+/* With one: begin to index the new segments and to write their units. */
+enum kv_status gw_prompt_offload(struct gw_prompt_run *run, uint32_t layer);
 /* Commit the new segments and take the store's list over. */
 enum kv_status gw_prompt_commit(struct gw_prompt_run *run);
 enum kv_status gw_prompt_logits(struct gw_prompt_run *run, float *logits, double *mean_nll);

@@ -198,7 +198,7 @@ static enum kv_status attach(struct gw_sequence *sequence)
 
 	if (buffer == NULL) return KV_NO_MEMORY;
 	for (uint32_t layer = 0; layer < pipeline->shape->layers && status == KV_OK; layer++)
-		status = gw_attach_layer(sequence, layer, buffer);
+		status = gw_attach_layer(sequence, &pipeline->device, layer, buffer);
 	if (status != KV_OK) gw_pipeline_settle(pipeline);
 	kv_free(pipeline->options.allocator, buffer);
 	KV_TRY(status);

@@ -75,21 +75,27 @@ struct gw_round {
 	uint32_t row_count;
 };
 
-/* Memory of indexing, sized when sequences open. */
+/* Memory of indexing, sized when sequences open; for what is begun together and not finished. */
 struct gw_offload_scratch {
+	struct kn_device device;        /* on whose stream it is queued */
+	struct gw_offload_group *group; /* offload.c: what is in it */
 	struct kn_index_job *jobs;      /* [units begun together × kv_heads] */
 	uint32_t *order;                /* KN_SHARED [kv_heads][tokens] */
 	uint32_t tokens;
-	/* Units are written by the host where they are not backend memory, from these; both NULL on a
-	 * unified backend. */
+	/* Where the store's memory is not the backend's, the host writes units that were made in these;
+	 * all NULL on a unified backend. */
 	uint8_t *metadata;              /* KN_DEVICE: of the units that are begun together */
 	uint8_t *rows;                  /* KN_DEVICE: one head's of a unit, as they are stored */
-	size_t metadata_bytes, row_room; /* row_room in rows */
+	uint8_t *units;                 /* KN_SHARED: whole, as they are stored */
+	size_t metadata_bytes, units_bytes, row_room; /* row_room in rows */
 };
 
 struct gw_pipeline {
 	struct gw_pipeline_options options;
-	struct kn_device device;        /* of the options */
+	struct kn_device device;        /* of the options: its stream is the one for computing */
+	/* The same with a stream for clustering, for copies to the host and for what decoding needs of
+	 * them, beside it; on a unified backend with the same stream. */
+	struct kn_device background;
 	const struct gw_policy_ops *policy;
 	const struct gw_model_shape *shape;
 	size_t row_bytes;
@@ -104,7 +110,8 @@ struct gw_pipeline {
 	struct gw_round round;
 	struct gw_device_step *device_step; /* NULL: all steps are the host's */
 	struct kv_log_limit degrade_log;
-	struct gw_offload_scratch offload;
+	struct gw_offload_scratch offload;      /* a prompt's; folds', too, on a unified backend */
+	struct gw_offload_scratch fold_offload; /* queued on the compute stream */
 	/* Activations of one call, KN_DEVICE: chunk rows in prefill, max_batch in decode. */
 	float *x, *qkv, *attention;
 	float *logits;                  /* KN_DEVICE [max_batch][vocabulary]; NULL where unified */
@@ -118,6 +125,8 @@ struct gw_pipeline {
 static inline void gw_pipeline_settle(const struct gw_pipeline *pipeline)
 {
 	(void)kn_device_wait(&pipeline->device);
+	if (pipeline->background.stream != pipeline->device.stream)
+		(void)kn_device_wait(&pipeline->background);
 }
 
 /* pipeline.c: what the selections of one step take in one layer. */
@@ -156,10 +165,10 @@ static inline const uint32_t *gw_unit_positions(const struct gw_unit *unit, cons
 /* Read a unit: in place where memory is shared, else into `buffer` (≥ the unit's bytes). */
 enum kv_status gw_unit_read(struct gw_pipeline *pipeline, const struct kvc_segment *segment,
 	uint32_t layer, const struct gw_unit *unit, uint8_t *buffer, const uint8_t **memory);
-/* Add a unit's clusters to the layer's index as list entry `ordinal`. What is queued, here and in
- * gw_attach_unit, reads `memory` until stream_wait. */
-enum kv_status gw_unit_attach(struct gw_layer_state *state, const struct gw_unit *unit,
-	const uint8_t *memory, uint32_t ordinal);
+/* Add a unit's clusters to the layer's index as list entry `ordinal`. What is queued on `device`,
+ * here and in gw_attach_unit, reads `memory` until stream_wait. */
+enum kv_status gw_unit_attach(struct gw_layer_state *state, const struct kn_device *device,
+	const struct gw_unit *unit, const uint8_t *memory, uint32_t ordinal);
 
 /* A layer's rows of tokens [start, start + count) in token order, all KV heads: backend memory. */
 struct gw_source_rows {
@@ -178,21 +187,38 @@ uint32_t gw_offload_row_bound(const struct gw_policy_options *policy, uint32_t t
 enum { GW_OFFLOAD_UNITS = 32 };
 void gw_offload_destroy(struct gw_pipeline *pipeline);
 /* Index (if clustered) and write one layer of reserved segments, which will be list entries from
- * list_base on. `place`: also put what decoding needs (a prompt's segments); else only clusters
- * and sinks (a fold, whose rows the worker has). */
-enum kv_status gw_offload_layer(struct gw_sequence *sequence, uint32_t layer,
-	const struct gw_source_rows *source, const struct kvc_segment *const *segments,
-	uint32_t count, uint32_t list_base, int place);
+ * list_base on. */
+struct gw_offload_work {
+	struct gw_sequence *sequence;
+	const struct kvc_segment *const *segments; /* [count] */
+	struct gw_source_rows source;
+	uint32_t layer, count, list_base;
+	int place; /* also what decoding needs; else only clusters and sinks: a fold's rows are there */
+};
+/* A prompt's layer: queue it after what the compute stream has now, and go on. Rows and segments
+ * stay until finish has brought it to its end, or until settle and drop. On a unified backend it
+ * ends at once. What another sequence has begun is finished before. */
+enum kv_status gw_offload_begin(const struct gw_offload_work *work);
+/* When it returns, the layer is in the store and what decoding needs in place. Nothing was begun:
+ * KV_OK. */
+enum kv_status gw_offload_finish(struct gw_sequence *sequence);
+/* After gw_pipeline_settle: forget what it has begun. */
+void gw_offload_drop(struct gw_sequence *sequence);
+/* A fold's: it is at its end when it returns, and does not wait for a prompt's. */
+enum kv_status gw_offload_fold(const struct gw_offload_work *work);
 /* After a commit: take the store's list over; segments that ended as another worker's copy are
  * attached anew. reserved_ids[i] was to become list entry list_base + i. */
 enum kv_status gw_offload_adopt(struct gw_sequence *sequence, const uint64_t *reserved_ids,
 	uint32_t count, uint32_t list_base);
 
 /* attach.c: put what a unit holds where decoding needs it. */
-enum kv_status gw_attach_unit(struct gw_sequence *sequence, uint32_t layer, uint32_t ordinal,
-	const struct kvc_segment *segment, const struct gw_unit *unit, const uint8_t *memory);
-/* The same for the sequence's list entries, from the store. buffer: gw_attach_buffer_bytes. */
-enum kv_status gw_attach_layer(struct gw_sequence *sequence, uint32_t layer, uint8_t *buffer);
+enum kv_status gw_attach_unit(struct gw_sequence *sequence, const struct kn_device *device,
+	uint32_t layer, uint32_t ordinal, const struct kvc_segment *segment,
+	const struct gw_unit *unit, const uint8_t *memory);
+/* The same for the sequence's list entries, from the store. buffer: gw_attach_buffer_bytes. Waits
+ * for `device`. */
+enum kv_status gw_attach_layer(struct gw_sequence *sequence, const struct kn_device *device,
+	uint32_t layer, uint8_t *buffer);
 size_t gw_attach_buffer_bytes(const struct gw_sequence *sequence);
 /* Take the store's list over (ordinals, unit layouts). KV_PROTOCOL when it has a gap. */
 enum kv_status gw_attach_list(struct gw_sequence *sequence);

@@ -36,8 +36,8 @@ enum kv_status gw_unit_read(struct gw_pipeline *pipeline, const struct kvc_segme
 	return KV_OK;
 }
 
-enum kv_status gw_unit_attach(struct gw_layer_state *state, const struct gw_unit *unit,
-	const uint8_t *memory, uint32_t ordinal)
+enum kv_status gw_unit_attach(struct gw_layer_state *state, const struct kn_device *device,
+	const struct gw_unit *unit, const uint8_t *memory, uint32_t ordinal)
 {
 	struct gw_unit_metadata heads[MAX_KV_HEADS];
 
@@ -49,6 +49,6 @@ enum kv_status gw_unit_attach(struct gw_layer_state *state, const struct gw_unit
 			(const uint16_t *)(const void *)(block + unit->layout.value_means);
 		heads[head].sizes = (const uint32_t *)(const void *)(block + unit->layout.sizes);
 	}
-	return gw_cluster_index_attach(state->index, ordinal, heads, unit->shape.clusters,
+	return gw_cluster_index_attach(state->index, device, ordinal, heads, unit->shape.clusters,
 		unit->shape.plain, unit->shape.tokens);
 }

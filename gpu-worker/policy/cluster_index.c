@@ -94,10 +94,10 @@ static enum kv_status check_sizes(const struct gw_cluster_index *index,
 	return KV_OK;
 }
 
-static enum kv_status copy_head(struct gw_cluster_index *index, uint32_t head, uint32_t at,
-	const struct gw_unit_metadata *from, uint32_t clusters, uint32_t plain)
+static enum kv_status copy_head(struct gw_cluster_index *index, const struct kn_device *device,
+	uint32_t head, uint32_t at, const struct gw_unit_metadata *from, uint32_t clusters,
+	uint32_t plain)
 {
-	const struct kn_device *device = &index->device;
 	size_t slot = (size_t)head * index->capacity + at;
 	size_t matrix = clusters * sizeof(uint16_t) * index->head_dim;
 	size_t column = clusters * sizeof(uint32_t);
@@ -121,8 +121,9 @@ static enum kv_status copy_head(struct gw_cluster_index *index, uint32_t head, u
 		column);
 }
 
-enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t segment,
-	const struct gw_unit_metadata *heads, uint32_t clusters, uint32_t plain, uint32_t tokens)
+enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index,
+	const struct kn_device *device, uint32_t segment, const struct gw_unit_metadata *heads,
+	uint32_t clusters, uint32_t plain, uint32_t tokens)
 {
 	uint32_t at;
 
@@ -146,7 +147,7 @@ enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t 
 	KV_TRY(check_sizes(index, heads, clusters, plain, tokens));
 	index->changes++;
 	for (uint32_t head = 0; head < index->kv_heads; head++)
-		KV_TRY(copy_head(index, head, at, &heads[head], clusters, plain));
+		KV_TRY(copy_head(index, device, head, at, &heads[head], clusters, plain));
 	for (uint32_t c = 0; c < clusters; c++)
 		index->segment_of[at + c] = segment;
 	if (segment == index->segments) {

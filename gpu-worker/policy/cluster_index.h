@@ -54,11 +54,12 @@ void gw_cluster_index_destroy(struct gw_cluster_index *index);
 
 /* Attach list entry `segment`: the next one, or one that is attached (it is replaced by another
  * of the same number of clusters). heads[kv_heads]; `plain` rows come before the clusters,
- * `tokens` in all. What `heads` points at is memory of the host, which stays as it is until
- * stream_wait. KV_CORRUPT when sizes do not add up to tokens - plain; KV_LIMIT when the index is
- * full. */
-enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index, uint32_t segment,
-	const struct gw_unit_metadata *heads, uint32_t clusters, uint32_t plain, uint32_t tokens);
+ * `tokens` in all. What `heads` points at is memory of the host, which stays as it is until the
+ * stream of `device`, which it is queued on, was waited for. KV_CORRUPT when sizes do not add up to
+ * tokens - plain; KV_LIMIT when the index is full. */
+enum kv_status gw_cluster_index_attach(struct gw_cluster_index *index,
+	const struct kn_device *device, uint32_t segment, const struct gw_unit_metadata *heads,
+	uint32_t clusters, uint32_t plain, uint32_t tokens);
 
 /* Forget list entries from `segment` on. */
 void gw_cluster_index_truncate(struct gw_cluster_index *index, uint32_t segment);

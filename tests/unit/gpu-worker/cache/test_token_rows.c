@@ -53,8 +53,9 @@ static void check_queue(int unified)
 			count -= drop;
 			memmove(tokens, tokens + drop, count * sizeof *tokens);
 		} else {
-			assert_int_equal(i % 2 ? gw_token_rows_append(&rows, source, stride, more)
-			                       : gw_token_rows_upload(&rows, source, stride, more),
+			assert_int_equal(
+			    i % 2 ? gw_token_rows_append(&rows, source, stride, more)
+			          : gw_token_rows_upload(&rows, &rows.device, source, stride, more),
 			    KV_OK);
 			while (more-- > 0)
 				tokens[count++] = next++;
@@ -86,7 +87,7 @@ static void no_capacity_takes_no_memory(void **state)
 	assert_int_equal(kv_allocator_stats(allocator).blocks, 0);
 	assert_int_equal(gw_token_rows_append(&rows, source, 0, 0), KV_OK);
 	assert_int_equal(gw_token_rows_append(&rows, source, 0, 1), KV_LIMIT);
-	assert_int_equal(gw_token_rows_upload(&rows, source, 0, 1), KV_LIMIT);
+	assert_int_equal(gw_token_rows_upload(&rows, &rows.device, source, 0, 1), KV_LIMIT);
 	assert_int_equal(gw_token_rows_drop(&rows, 0), KV_OK);
 	gw_token_rows_deinit(&rows);
 	kv_allocator_destroy(allocator);

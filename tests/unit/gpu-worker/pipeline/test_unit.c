@@ -96,11 +96,13 @@ static void attaching_gives_what_writing_left(void **state)
 {
 	struct bench bench;
 	struct gw_sequence *sequence;
+	const struct kn_device *device;
 	uint8_t *buffer;
 
 	(void)state;
 	bench_open(&bench);
 	sequence = bench.talk.sequence;
+	device = &bench.pipeline->device;
 	kvt_check_sequence(sequence);
 	buffer = kv_alloc(kv_heap(), gw_attach_buffer_bytes(sequence));
 	assert_non_null(buffer);
@@ -108,11 +110,11 @@ static void attaching_gives_what_writing_left(void **state)
 		struct gw_layer_state *held = &sequence->layers[layer];
 
 		/* Twice is too much for every layer, and says so. */
-		assert_int_equal(gw_attach_layer(sequence, layer, buffer), KV_LIMIT);
+		assert_int_equal(gw_attach_layer(sequence, device, layer, buffer), KV_LIMIT);
 		assert_int_equal(gw_token_rows_drop(&held->recent, held->recent.count), KV_OK);
 		assert_int_equal(gw_token_rows_drop(&held->sinks, held->sinks.count), KV_OK);
 		if (held->index != NULL) gw_cluster_index_truncate(held->index, 0);
-		assert_int_equal(gw_attach_layer(sequence, layer, buffer), KV_OK);
+		assert_int_equal(gw_attach_layer(sequence, device, layer, buffer), KV_OK);
 	}
 	kvt_check_sequence(sequence);
 	kv_free(kv_heap(), buffer);
@@ -123,6 +125,7 @@ static void a_unit_with_wrong_sizes_is_corrupt(void **state)
 {
 	struct bench bench;
 	struct gw_sequence *sequence;
+	const struct kn_device *device;
 	struct gw_unit unit;
 	uint8_t *copy;
 	const uint8_t *memory;
@@ -130,14 +133,15 @@ static void a_unit_with_wrong_sizes_is_corrupt(void **state)
 	(void)state;
 	bench_open(&bench);
 	sequence = bench.talk.sequence;
+	device = &bench.pipeline->device;
 	assert_int_equal(gw_unit_describe(bench.pipeline, sequence->segments[1], 2, &unit), KV_OK);
 	memory = kvc_direct(bench.worker.store, sequence->segments[1], 2);
 	copy = kv_alloc(kv_heap(), unit.layout.bytes);
 	assert_non_null(copy);
 	memcpy(copy, memory, unit.layout.bytes);
-	assert_int_equal(gw_unit_attach(&sequence->layers[2], &unit, copy, 1), KV_OK);
+	assert_int_equal(gw_unit_attach(&sequence->layers[2], device, &unit, copy, 1), KV_OK);
 	copy[unit.layout.head_bytes + unit.layout.sizes] ^= 1;
-	assert_int_equal(gw_unit_attach(&sequence->layers[2], &unit, copy, 1), KV_CORRUPT);
+	assert_int_equal(gw_unit_attach(&sequence->layers[2], device, &unit, copy, 1), KV_CORRUPT);
 	kvt_check_sequence(sequence);
 	kv_free(kv_heap(), copy);
 	bench_close(&bench);

@@ -48,7 +48,7 @@ static enum kv_status attach(
     struct gw_cluster_index *index, uint32_t segment, const struct unit *unit)
 {
 	return gw_cluster_index_attach(
-	    index, segment, unit->heads, unit->clusters, unit->plain, unit->tokens);
+	    index, &index->device, segment, unit->heads, unit->clusters, unit->plain, unit->tokens);
 }
 
 static void check(

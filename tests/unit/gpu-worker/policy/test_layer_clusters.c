@@ -64,7 +64,8 @@ static void attach(struct gw_cluster_index *index, uint32_t clusters, struct kv_
 		}
 		heads[head] = (struct gw_unit_metadata){centroids[head], values[head], sizes[head]};
 	}
-	assert_int_equal(gw_cluster_index_attach(index, 0, heads, clusters, 5, tokens), KV_OK);
+	assert_int_equal(
+	    gw_cluster_index_attach(index, &index->device, 0, heads, clusters, 5, tokens), KV_OK);
 }
 
 static void bench_open(struct bench *bench, uint32_t heads, uint32_t kv_heads)
