@@ -231,6 +231,78 @@ static void test_graph(void **state)
 	DEV_OK(cudaGraphExecDestroy(exec));
 }
 
+/* x = value, and out again, as a graph of its own. */
+static cudaGraph_t capture_fill(struct fixture *f, float value, float *to)
+{
+	cudaGraph_t graph;
+	DEV_OK(cudaStreamBeginCapture(f->a, cudaStreamCaptureModeThreadLocal));
+	DEV_OK(emk_fill(f->x, value, COUNT, f->a));
+	DEV_OK(cudaMemcpyAsync(to, f->x, COUNT * sizeof(float), cudaMemcpyDefault, f->a));
+	DEV_OK(cudaStreamEndCapture(f->a, &graph));
+	return graph;
+}
+
+/* What was launched before an update stays what it was. */
+static void test_graph_update(void **state)
+{
+	struct fixture *f = *state;
+	cudaGraphExecUpdateResultInfo info;
+	cudaGraphExec_t exec;
+	cudaGraph_t one = capture_fill(f, 1.0f, f->pinned), two, graph;
+	DEV_OK(cudaGraphInstantiate(&exec, one, 0));
+	DEV_OK(cudaGraphLaunch(exec, f->a));
+	DEV_OK(emk_saxpy(1.0f, f->pinned, f->pinned, COUNT, f->a));
+	DEV_OK(emk_fill(f->y, 0.0f, COUNT, f->a));
+	DEV_OK(emk_saxpy(1.0f, f->pinned, f->y, COUNT, f->a));
+	two = capture_fill(f, 5.0f, f->pinned);
+	DEV_OK(cudaGraphExecUpdate(exec, two, &info));
+	assert_int_equal(info.result, cudaGraphExecUpdateSuccess);
+	DEV_OK(cudaGraphDestroy(two));
+	DEV_OK(cudaGraphLaunch(exec, f->a));
+	DEV_OK(emk_saxpy(1.0f, f->pinned, f->y, COUNT, f->a));
+	DEV_OK(cudaMemcpyAsync(f->pinned, f->y, COUNT * sizeof(float), cudaMemcpyDefault, f->a));
+	DEV_OK(cudaStreamSynchronize(f->a));
+	assert_all(f->pinned, 7.0f);
+	/* Another kind of memory; one more node; another type of node. */
+	struct {
+		cudaGraph_t graph;
+		enum cudaGraphExecUpdateResult why;
+	} others[3] = {{capture_fill(f, 5.0f, f->y), cudaGraphExecUpdateErrorParametersChanged}};
+	for (int i = 1; i < 3; i++) {
+		DEV_OK(cudaStreamBeginCapture(f->a, cudaStreamCaptureModeThreadLocal));
+		if (i != 2) DEV_OK(emk_fill(f->x, 1.0f, COUNT, f->a));
+		if (i == 2) DEV_OK(cudaMemsetAsync(f->x, 0, 4, f->a));
+		DEV_OK(cudaMemcpyAsync(f->pinned, f->x, 4, cudaMemcpyDefault, f->a));
+		if (i == 1) DEV_OK(emk_fill(f->x, 1.0f, COUNT, f->a));
+		DEV_OK(cudaStreamEndCapture(f->a, &others[i].graph));
+	}
+	others[1].why = cudaGraphExecUpdateErrorTopologyChanged;
+	others[2].why = cudaGraphExecUpdateErrorNodeTypeChanged;
+	for (int i = 0; i < 3; i++) {
+		assert_int_equal(
+		    cudaGraphExecUpdate(exec, others[i].graph, &info), cudaErrorGraphExecUpdateFailure);
+		assert_int_equal(info.result, others[i].why);
+	}
+	cudaGetLastError(); /* which launches ask for */
+	/* The same nodes, but the second does not wait for the first. */
+	DEV_OK(cudaStreamBeginCapture(f->a, cudaStreamCaptureModeThreadLocal));
+	DEV_OK(cudaEventRecord(f->a_done, f->a));
+	DEV_OK(cudaStreamWaitEvent(f->b, f->a_done, 0));
+	DEV_OK(emk_fill(f->x, 1.0f, COUNT, f->a));
+	DEV_OK(cudaMemcpyAsync(f->pinned, f->y, 4, cudaMemcpyDefault, f->b));
+	DEV_OK(cudaEventRecord(f->b_done, f->b));
+	DEV_OK(cudaStreamWaitEvent(f->a, f->b_done, 0));
+	DEV_OK(cudaStreamEndCapture(f->a, &graph));
+	assert_int_equal(cudaGraphExecUpdate(exec, graph, &info), cudaErrorGraphExecUpdateFailure);
+	assert_int_equal(info.result, cudaGraphExecUpdateErrorTopologyChanged);
+	DEV_OK(cudaGraphDestroy(graph));
+	for (int i = 0; i < 3; i++)
+		DEV_OK(cudaGraphDestroy(others[i].graph));
+	DEV_OK(cudaGraphDestroy(one));
+	DEV_OK(cudaGraphExecDestroy(exec));
+	cudaGetLastError();
+}
+
 #define REFUSED(call, why) assert_int_equal((call), (why))
 
 static void begin(struct fixture *f)
@@ -338,6 +410,7 @@ int main(void)
 	    TEST(test_host_function),
 	    TEST(test_two_host_threads),
 	    TEST(test_graph),
+	    TEST(test_graph_update),
 	    TEST(test_refused_in_capture),
 	    TEST(test_refused_dependencies),
 	    TEST(test_refused_handles),

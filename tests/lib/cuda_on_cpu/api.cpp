@@ -62,6 +62,7 @@ cudaError_t failed(cudaError_t error)
 	X(cudaErrorStreamCaptureImplicit, "the legacy stream would wait for captured work")            \
 	X(cudaErrorCapturedEvent, "the event was last recorded in a capturing stream")                 \
 	X(cudaErrorStreamCaptureWrongThread, "the capture began on another thread")                    \
+	X(cudaErrorGraphExecUpdateFailure, "the graph update violates the rules of updates")           \
 	X(cudaErrorUnknown, "unknown error")
 } // namespace emu
 

@@ -15,9 +15,11 @@ struct copy_work : emu::work {
 	size_t bytes;
 	std::vector<char> staged; /* pageable memory is read when the copy is called */
 
-	copy_work(void *target, const void *source, size_t size, bool stage)
+	copy_work(void *target, const void *source, size_t size, bool stage, int kinds)
 	    : work("a copy"), to(target), from(source), bytes(size)
 	{
+		type = NODE_COPY;
+		memory = kinds;
 		if (!stage) return;
 		staged.resize(bytes);
 		memcpy(staged.data(), source, bytes);
@@ -36,6 +38,7 @@ struct fill_work : emu::work {
 	fill_work(void *target, int byte, size_t size)
 	    : work("a fill"), at(target), value(byte), bytes(size)
 	{
+		type = NODE_FILL;
 	}
 	void run(struct operation *) override
 	{
@@ -80,7 +83,8 @@ cudaError_t copy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, 
 	/* A blocking copy waits for the stream before it reads pageable memory. */
 	bool stage = from_kind == MEMORY_PAGEABLE && to_kind == MEMORY_DEVICE;
 	if (blocking && stage && (error = stream_wait(stream)) != cudaSuccess) return error;
-	error = stream_submit(stream, std::make_shared<copy_work>(to, from, bytes, stage));
+	int kinds = static_cast<int>(to_kind) * 4 + static_cast<int>(from_kind);
+	error = stream_submit(stream, std::make_shared<copy_work>(to, from, bytes, stage, kinds));
 	bool waits = blocking ? !stage && (is_host(to_kind) || is_host(from_kind))
 	                      : to_kind == MEMORY_PAGEABLE || (is_host(to_kind) && is_host(from_kind));
 	return error || !waits ? error : stream_wait(stream);

@@ -11,6 +11,7 @@ struct graph_exec {
 	std::shared_ptr<const struct graph> graph;
 	operations last; /* of its last launch: launches of one graph follow each other */
 };
+enum { EXEC_BYTES = 64 << 10 }; /* of the device, that an executable graph takes */
 
 static std::set<std::shared_ptr<struct graph>> *const graphs =
     new std::set<std::shared_ptr<struct graph>>;
@@ -121,6 +122,22 @@ static cudaError_t check_end(const struct stream *s)
 		return cudaErrorStreamCaptureWrongThread;
 	return cudaSuccess;
 }
+/* May an executable of `old` become one of `now`? Nodes are paired in the order of their capture.
+ * A kernel may become another one, its shape and arguments may change, and so may addresses and
+ * sizes of copies and fills. */
+static cudaGraphExecUpdateResult compare(const struct graph &old, const struct graph &now)
+{
+	if (old.nodes.size() != now.nodes.size()) return cudaGraphExecUpdateErrorTopologyChanged;
+	for (size_t i = 0; i < now.nodes.size(); i++) {
+		const struct graph_node &from = old.nodes[i], &to = now.nodes[i];
+		if (from.after != to.after) return cudaGraphExecUpdateErrorTopologyChanged;
+		if (from.work->type != to.work->type) return cudaGraphExecUpdateErrorNodeTypeChanged;
+		if (to.work->type == NODE_MEMORY) return cudaGraphExecUpdateErrorNotSupported;
+		if (from.work->memory != to.work->memory)
+			return cudaGraphExecUpdateErrorParametersChanged;
+	}
+	return cudaGraphExecUpdateSuccess;
+}
 } // namespace emu
 
 using namespace emu;
@@ -179,6 +196,7 @@ cudaError_t cudaGraphInstantiate(cudaGraphExec_t *handle, cudaGraph_t graph, uns
 	api_call call;
 	std::shared_ptr<struct graph> g = graph_find(graph);
 	if (call.refused || !g) return failed(call.refused ? call.refused : cudaErrorInvalidValue);
+	if (!device_take(EXEC_BYTES)) return failed(cudaErrorMemoryAllocation);
 	struct graph_exec *exec = new graph_exec{g, {}};
 	execs->insert(exec);
 	*handle = reinterpret_cast<cudaGraphExec_t>(exec);
@@ -208,8 +226,27 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t handle)
 	api_call call;
 	struct graph_exec *exec = exec_find(handle);
 	if (!exec) return failed(cudaErrorInvalidValue);
+	if (!std::all_of(exec->last.begin(), exec->last.end(),
+	        [](const operation_ref &op) { return op->done; }))
+		die_plainly("an executable graph is destroyed that may still run");
 	execs->erase(exec);
 	delete exec;
+	device_give(EXEC_BYTES);
+	return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecUpdate(
+    cudaGraphExec_t handle, cudaGraph_t graph, cudaGraphExecUpdateResultInfo *info)
+{
+	api_call call;
+	struct graph_exec *exec = exec_find(handle);
+	std::shared_ptr<struct graph> g = graph_find(graph);
+	*info = {cudaGraphExecUpdateError, nullptr, nullptr};
+	if (call.refused || !exec || !g)
+		return failed(call.refused ? call.refused : cudaErrorInvalidValue);
+	info->result = compare(*exec->graph, *g);
+	if (info->result != cudaGraphExecUpdateSuccess) return failed(cudaErrorGraphExecUpdateFailure);
+	exec->graph = g; /* launches that are queued keep what they are */
 	return cudaSuccess;
 }
 

@@ -199,8 +199,9 @@ static bool release(void *pointer)
 
 struct free_work : emu::work {
 	void *pointer;
-	explicit free_work(void *memory) : work("cudaFreeAsync"), pointer(memory)
+	explicit free_work(void *to_free) : work("cudaFreeAsync"), pointer(to_free)
 	{
+		type = NODE_MEMORY;
 	}
 	void run(struct operation *) override
 	{
@@ -209,6 +210,22 @@ struct free_work : emu::work {
 		lock.unlock();
 	}
 };
+
+bool device_take(size_t bytes)
+{
+	lock.lock();
+	bool enough = used + bytes <= settings.memory;
+	if (enough) used += bytes;
+	lock.unlock();
+	return enough;
+}
+
+void device_give(size_t bytes)
+{
+	lock.lock();
+	used -= bytes;
+	lock.unlock();
+}
 
 static cudaError_t allocate_for(void **pointer, size_t bytes)
 {

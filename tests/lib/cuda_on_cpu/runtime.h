@@ -185,6 +185,9 @@ enum memory_kind pinned_kind(const void *at, size_t bytes);
 /* The device or pinned memory that holds an address; false if there is none. */
 bool memory_place(const void *at, struct place *found);
 bool pinned_place(const void *at, struct place *found);
+/* Memory of the device that has no address: false if there is not so much. */
+bool device_take(size_t bytes);
+void device_give(size_t bytes);
 /* Changes with each allocation and each release. */
 uint64_t memory_generation(void);
 void memory_changed(void);

@@ -291,6 +291,7 @@ struct host_function_work : emu::work {
 	host_function_work(cudaHostFn_t f, void *argument)
 	    : work("a host function"), function(f), data(argument)
 	{
+		type = NODE_HOST;
 		of_host = true;
 	}
 	void run(struct emu::operation *) override

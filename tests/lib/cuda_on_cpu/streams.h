@@ -11,9 +11,15 @@
 
 namespace emu
 {
+/* What an operation is as a node of a graph. What an update must leave as it is, beside that, is
+ * `memory`: where a copy goes from and to. */
+enum node_type { NODE_KERNEL, NODE_COPY, NODE_FILL, NODE_HOST, NODE_MEMORY };
+
 /* What an operation does. Launches of a graph share it, so running it changes nothing in it. */
 struct work {
 	const char *name;
+	enum node_type type = NODE_KERNEL;
+	int memory = 0;
 	bool of_host = false;        /* a host function: device memory stays closed */
 	bool orders_threads = false; /* run() itself calls operation_begin on each of its threads */
 	virtual void run(struct operation *op) = 0;

@@ -422,6 +422,67 @@ static void branches_of_a_graph(void)
 	device_is_all(y, 2.0f);
 }
 
+/* x = pinned, as a graph. */
+static cudaGraph_t captured_copy(float *x, const struct two_streams *s)
+{
+	cudaGraph_t graph;
+	ok(cudaStreamBeginCapture(s->a, cudaStreamCaptureModeThreadLocal));
+	ok(cudaMemcpyAsync(x, s->pinned, BYTES, cudaMemcpyHostToDevice, s->a));
+	ok(cudaStreamEndCapture(s->a, &graph));
+	return graph;
+}
+
+/* What a graph reads is read when it runs: the host has filled the buffer again. */
+static void refilled_before_graph(void)
+{
+	struct two_streams s = two_streams();
+	float *x = filled(0.0f), *y = filled(0.0f);
+	cudaGraphExec_t first, second;
+	ok(cudaDeviceSynchronize());
+	for (int i = 0; i < COUNT; i++)
+		s.pinned[i] = 1.0f;
+	ok(cudaGraphInstantiate(&first, captured_copy(x, &s), 0));
+	ok(cudaGraphLaunch(first, s.a));
+	for (int i = 0; i < COUNT; i++)
+		s.pinned[i] = 2.0f;
+	ok(cudaGraphInstantiate(&second, captured_copy(y, &s), 0));
+	ok(cudaGraphLaunch(second, s.a));
+	ok(cudaDeviceSynchronize());
+	device_is_all(y, 2.0f);
+	device_is_all(x, 1.0f);
+}
+
+/* Launched without the update: it does what it did before. */
+static void graph_not_updated(void)
+{
+	struct two_streams s = two_streams();
+	float *x = filled(0.0f), *y = filled(0.0f);
+	cudaGraphExec_t exec;
+	ok(cudaDeviceSynchronize());
+	for (int i = 0; i < COUNT; i++)
+		s.pinned[i] = 1.0f;
+	ok(cudaGraphInstantiate(&exec, captured_copy(x, &s), 0));
+	ok(cudaGraphLaunch(exec, s.a));
+	ok(cudaStreamSynchronize(s.a));
+	ok(cudaGraphDestroy(captured_copy(y, &s)));
+	ok(cudaGraphLaunch(exec, s.a));
+	ok(cudaStreamSynchronize(s.a));
+	device_is_all(x, 1.0f);
+	device_is_all(y, 1.0f);
+}
+
+static void graph_destroyed_too_early(void)
+{
+	struct two_streams s = two_streams();
+	float *x = filled(0.0f);
+	cudaGraphExec_t exec;
+	ok(cudaDeviceSynchronize());
+	ok(cudaGraphInstantiate(&exec, captured_copy(x, &s), 0));
+	ok(cudaGraphLaunch(exec, s.a));
+	ok(cudaGraphExecDestroy(exec));
+	ok(cudaStreamSynchronize(s.a));
+}
+
 #define BUGS(X)                                                                                    \
 	X(reduction_barrier)                                                                           \
 	X(zeroing_barrier)                                                                             \
@@ -456,7 +517,10 @@ static void branches_of_a_graph(void)
 	X(copy_before_host)                                                                            \
 	X(host_after_copy)                                                                             \
 	X(blocking_copy_before_kernel)                                                                 \
-	X(branches_of_a_graph)
+	X(branches_of_a_graph)                                                                         \
+	X(refilled_before_graph)                                                                       \
+	X(graph_not_updated)                                                                           \
+	X(graph_destroyed_too_early)
 
 int main(int count, char **arguments)
 {
