@@ -1,6 +1,7 @@
 #include "kernels/cuda/backend_cuda.h"
 
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #if defined(__has_include)
@@ -101,7 +102,13 @@ static enum kv_status open_device(
 
 static void cuda_close(struct kn_backend *backend)
 {
+	const struct kn_cuda_step_counts *steps;
+
 	if (backend == NULL) return;
+	steps = &backend->steps;
+	if (steps->launched > 0)
+		kv_log(KV_LOG_DEBUG, "kernels", "cuda: %llu graphs launched, %llu executables made",
+		    (unsigned long long)steps->launched, (unsigned long long)steps->made);
 	if (backend->cublas != NULL) (void)cublasDestroy(backend->cublas);
 	while (backend->blocks != NULL) {
 		struct kn_cuda_block *block = backend->blocks;
@@ -117,6 +124,8 @@ static void cuda_close(struct kn_backend *backend)
 static enum kv_status cuda_open(
     const struct kn_backend_options *options, struct kn_backend **backend)
 {
+	/* For comparisons. */
+	const char *graphs = getenv("CLUSTERKV_CUDA_GRAPHS");
 	struct kn_backend *made;
 	enum kv_status status;
 
@@ -129,6 +138,7 @@ static enum kv_status cuda_open(
 	made->max_rows =
 	    options->max_rows > KN_MAX_DECODE_ROWS ? options->max_rows : (uint32_t)KN_MAX_DECODE_ROWS;
 	made->max_columns = options->max_columns;
+	made->graphs_off = graphs != NULL && strcmp(graphs, "0") == 0;
 	KV_TRY_GOTO(status, open_device(made, options), fail);
 	KV_TRY_GOTO(status, check_cublas(cublasCreate(&made->cublas), "opening cuBLAS"), fail);
 	*backend = made;
@@ -143,16 +153,19 @@ static unsigned long long mebibytes(uint64_t bytes)
 	return (unsigned long long)((bytes + (1 << 20) - 1) >> 20);
 }
 
-/* What takes the memory now. */
+/* What takes the memory now, and what became of steps. */
 static const char *cuda_describe(struct kn_backend *backend)
 {
+	const struct kn_cuda_step_counts *steps = &backend->steps;
 	const uint64_t *used = backend->used;
 
 	snprintf(backend->description, sizeof backend->description,
 	    "%s; of %llu MiB weights take %llu, key/values, clusters and activations %llu, scratch "
-	    "%llu",
+	    "%llu; graphs: %llu launched, %llu updated, %llu made",
 	    backend->device, mebibytes(backend->limit), mebibytes(used[KN_CUDA_WEIGHTS]),
-	    mebibytes(used[KN_CUDA_BUFFERS]), mebibytes(used[KN_CUDA_SCRATCH]));
+	    mebibytes(used[KN_CUDA_BUFFERS]), mebibytes(used[KN_CUDA_SCRATCH]),
+	    (unsigned long long)steps->launched, (unsigned long long)steps->updated,
+	    (unsigned long long)steps->made);
 	return backend->description;
 }
 

@@ -65,7 +65,7 @@ static uint64_t part_bytes(const struct kn_bounds *b)
 	uint64_t copies = spans * sizeof(struct kn_copy_job);
 	uint64_t lookup = decode_jobs(b) * sizeof(struct kn_lookup_job);
 	uint64_t most = larger(larger(attend, prefill), larger(larger(index, lookup), copies));
-	uint64_t part = KN_CUDA_FIRST_PART_BYTES;
+	uint64_t part = b->decode_rows > 0 ? KN_CUDA_STEP_PART_BYTES : KN_CUDA_FIRST_PART_BYTES;
 
 	while (part < most)
 		part *= 2;

@@ -1,8 +1,13 @@
 /* Buffers, registered memory of the host, transfers. */
+#include <string.h>
+
 #include "kernels/cuda/backend_cuda.h"
 
 /* Memory is page-locked in pieces: the driver holds a lock while it does. */
 static const size_t register_piece = (size_t)1 << 30;
+
+/* An upload of so little within a step goes through the ring of descriptors. */
+enum { STAGED_BYTES = 4096 };
 
 enum kv_status kn_cuda_take(
     struct kn_backend *backend, enum kn_cuda_use use, size_t bytes, void **memory)
@@ -160,27 +165,65 @@ void kn_cuda_memory_unregister(struct kn_backend *backend, void *host)
 	kv_free(backend->allocator, block);
 }
 
+/* What the backend has given out or registered; the driver is not asked while it captures. */
+static const struct kn_cuda_block *block_of(
+    const struct kn_backend *backend, const void *memory, size_t bytes)
+{
+	uintptr_t at = (uintptr_t)memory;
+
+	for (const struct kn_cuda_block *block = backend->blocks; block != NULL; block = block->next) {
+		uintptr_t start = (uintptr_t)block->memory;
+
+		if (at >= start && bytes <= block->bytes && at - start <= block->bytes - bytes)
+			return block;
+	}
+	return NULL;
+}
+
+/* A graph's copies are between the device and page-locked memory, or on the device. `staged`: the
+ * source is the ring. */
+static int suits_graph(
+    const struct kn_stream *stream, const void *to, const void *from, size_t bytes, int staged)
+{
+	const struct kn_cuda_block *target = block_of(stream->backend, to, bytes);
+	const struct kn_cuda_block *source = block_of(stream->backend, from, bytes);
+
+	if (target == NULL || (source == NULL && !staged)) return 0;
+	return target->kind == KN_DEVICE || (source != NULL && source->kind == KN_DEVICE);
+}
+
 /* Either side may be either kind of memory: the driver knows by the address. */
-static enum kv_status move(
-    struct kn_stream *stream, void *to, const void *from, size_t bytes, const char *what)
+static enum kv_status move(struct kn_stream *stream, void *to, const void *from, size_t bytes,
+    const char *what, int staged)
 {
 	if (bytes == 0) return KV_OK;
-	return kn_cuda_check(
-	    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream->compute), what);
+	if (stream->step.capturing && !suits_graph(stream, to, from, bytes, staged))
+		KV_TRY(kn_cuda_pause(stream));
+	KV_TRY(kn_cuda_check(
+	    cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream->compute), what));
+	kn_cuda_resume(stream);
+	return KV_OK;
 }
 
 enum kv_status kn_cuda_upload(struct kn_backend *backend, struct kn_stream *stream, void *device,
     const void *host, size_t bytes)
 {
+	struct kn_cuda_descriptors staged;
+
 	(void)backend;
-	return move(stream, device, host, bytes, "upload");
+	if (!stream->step.capturing || bytes == 0 || bytes > STAGED_BYTES)
+		return move(stream, device, host, bytes, "upload", 0);
+	/* A step's ids and the like: the ring is page-locked, whatever their memory is. */
+	KV_TRY(kn_cuda_describe(stream, bytes, &staged));
+	memcpy(staged.host, host, bytes);
+	return move(stream, device, staged.host, bytes, "upload", 1);
 }
 
 enum kv_status kn_cuda_download(struct kn_backend *backend, struct kn_stream *stream, void *host,
     const void *device, size_t bytes)
 {
 	(void)backend;
-	return move(stream, host, device, bytes, "download");
+	return move(stream, host, device, bytes, "download", 0);
 }
 
 enum kv_status kn_cuda_fill(

@@ -1,4 +1,5 @@
 /* Streams, the descriptors that operations send ahead, and the scratch memory that they share. */
+#include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -47,7 +48,7 @@ static enum kv_status create_ring(struct kn_stream *stream, size_t part_bytes)
 	ring->part_bytes = part_bytes;
 	ring->used = 0;
 	ring->part = 0;
-	memset(ring->pending, 0, sizeof ring->pending);
+	memset(ring->state, 0, sizeof ring->state);
 	return KV_OK;
 }
 
@@ -70,7 +71,10 @@ static void give_scratch(struct kn_stream *stream, struct kn_cuda_scratch *scrat
 void kn_cuda_stream_destroy(struct kn_backend *backend, struct kn_stream *stream)
 {
 	if (stream == NULL) return;
+	stream->step.open = 0;
+	(void)kn_cuda_pause(stream);
 	if (stream->compute != NULL) (void)cudaStreamSynchronize(stream->compute);
+	kn_cuda_graphs_destroy(stream);
 	destroy_ring(stream);
 	give_scratch(stream, &stream->scratch);
 	give_scratch(stream, &stream->workspace);
@@ -114,7 +118,7 @@ enum kv_status kn_cuda_stream_order(
 {
 	(void)backend;
 	if (earlier == later) return KV_OK;
-	if (earlier->stepping || later->stepping)
+	if (earlier->step.open || later->step.open)
 		return kv_fail(KV_INVALID, "streams are ordered outside of steps");
 	KV_TRY(
 	    kn_cuda_check(cudaEventRecord(earlier->reached, earlier->compute), "ordering two streams"));
@@ -122,37 +126,76 @@ enum kv_status kn_cuda_stream_order(
 	    cudaStreamWaitEvent(later->compute, earlier->reached, 0), "ordering two streams");
 }
 
+void kn_cuda_stream_fail(struct kn_stream *stream, const char *format, ...)
+{
+	va_list arguments;
+
+	if (stream->failed != KV_OK) return;
+	va_start(arguments, format);
+	(void)vsnprintf(stream->failure, sizeof stream->failure, format, arguments);
+	va_end(arguments);
+	stream->failed = KV_INTERNAL;
+}
+
 /* What a stream ended with is what it ends with ever after. */
-enum kv_status kn_cuda_stream_wait(struct kn_backend *backend, struct kn_stream *stream)
+enum kv_status kn_cuda_drain(struct kn_stream *stream)
 {
 	cudaError_t error;
 
-	(void)backend;
-	if (stream->failed != KV_OK) return kv_fail(stream->failed, "%s", stream->failure);
+	(void)kn_cuda_pause(stream);
+	/* A failed stream, too: what still runs must be over before memory goes. */
 	error = cudaStreamSynchronize(stream->compute);
-	if (error == cudaSuccess) return KV_OK;
-	snprintf(stream->failure, sizeof stream->failure,
-	    "cuda: an operation failed on the device: %s (%d); the worker has to be started again",
-	    cudaGetErrorString(error), (int)error);
-	stream->failed = KV_INTERNAL;
-	return kv_fail(stream->failed, "%s", stream->failure);
+	if (error != cudaSuccess)
+		kn_cuda_stream_fail(stream,
+		    "cuda: an operation failed on the device: %s (%d); the worker has to be started again",
+		    cudaGetErrorString(error), (int)error);
+	if (stream->failed != KV_OK) return kv_fail(stream->failed, "%s", stream->failure);
+	memset(stream->ring.state, 0, sizeof stream->ring.state);
+	stream->step.waited = stream->step.launched;
+	return KV_OK;
+}
+
+/* No operation is under way here, so that the ring can begin anew. */
+enum kv_status kn_cuda_stream_wait(struct kn_backend *backend, struct kn_stream *stream)
+{
+	int captured = stream->step.capturing;
+
+	(void)backend;
+	KV_TRY(kn_cuda_drain(stream));
+	stream->ring.part = 0;
+	stream->ring.used = 0;
+	if (stream->step.open) kn_cuda_step_waited(stream, captured);
+	return KV_OK;
+}
+
+enum kv_status kn_cuda_part_queued(struct kn_stream *stream, uint32_t part)
+{
+	stream->ring.state[part] = KN_CUDA_PART_QUEUED;
+	return kn_cuda_check(
+	    cudaEventRecord(stream->ring.passed[part], stream->compute), "recording an event");
 }
 
 /* The next part, once the copies out of it are done. */
 static enum kv_status next_part(struct kn_stream *stream)
 {
 	struct kn_cuda_ring *ring = &stream->ring;
+	uint32_t next = (ring->part + 1) % KN_CUDA_RING_PARTS;
 
-	KV_TRY(kn_cuda_check(
-	    cudaEventRecord(ring->passed[ring->part], stream->compute), "recording an event"));
-	ring->pending[ring->part] = 1;
-	ring->part = (ring->part + 1) % KN_CUDA_RING_PARTS;
+	if (stream->step.capturing)
+		ring->state[ring->part] = KN_CUDA_PART_CAPTURED;
+	else
+		KV_TRY(kn_cuda_part_queued(stream, ring->part));
+	ring->part = next;
 	ring->used = 0;
-	if (ring->pending[ring->part]) {
-		KV_TRY(kn_cuda_check(
-		    cudaEventSynchronize(ring->passed[ring->part]), "waiting for descriptors"));
-		ring->pending[ring->part] = 0;
+	if (ring->state[next] == KN_CUDA_PART_FREE) return KV_OK;
+	if (!stream->step.capturing) {
+		ring->state[next] = KN_CUDA_PART_FREE;
+		return kn_cuda_check(cudaEventSynchronize(ring->passed[next]), "waiting for descriptors");
 	}
+	/* All parts come free at once, so that there is one more piece and not one for each part. */
+	ring->too_small = 1;
+	KV_TRY(kn_cuda_drain(stream));
+	kn_cuda_resume(stream);
 	return KV_OK;
 }
 
@@ -160,8 +203,10 @@ static enum kv_status next_part(struct kn_stream *stream)
  * as much. */
 static enum kv_status grow_ring(struct kn_stream *stream, size_t bytes)
 {
-	KV_TRY(kn_cuda_stream_wait(stream->backend, stream));
-	return kn_cuda_reserve_ring(stream, bytes);
+	KV_TRY(kn_cuda_drain(stream));
+	KV_TRY(kn_cuda_reserve_ring(stream, bytes));
+	kn_cuda_resume(stream);
+	return KV_OK;
 }
 
 enum kv_status kn_cuda_reserve_ring(struct kn_stream *stream, size_t part_bytes)
@@ -172,6 +217,19 @@ enum kv_status kn_cuda_reserve_ring(struct kn_stream *stream, size_t part_bytes)
 	while (part < part_bytes)
 		part *= 2;
 	return create_ring(stream, part);
+}
+
+/* One that does not fit on the device stays as it is: pieces end where it is full. */
+enum kv_status kn_cuda_fit_ring(struct kn_stream *stream)
+{
+	size_t part = stream->ring.part_bytes * 2;
+
+	if (!stream->ring.too_small) return KV_OK;
+	stream->ring.too_small = 0;
+	if (part > KN_CUDA_STEP_PART_BYTES) return KV_OK;
+	KV_TRY(kn_cuda_drain(stream));
+	(void)create_ring(stream, part);
+	return KV_OK;
 }
 
 enum kv_status kn_cuda_describe(
@@ -208,7 +266,7 @@ enum kv_status kn_cuda_reserve(
 	void *memory = NULL;
 
 	if (bytes <= scratch->bytes) return KV_OK;
-	KV_TRY(kn_cuda_stream_wait(backend, stream));
+	KV_TRY(kn_cuda_drain(stream));
 	/* Lists grow by the token: not each time. */
 	if (scratch->bytes > 0) bytes += bytes / 4;
 	/* The old one goes first: there may not be room for both. */
@@ -216,5 +274,6 @@ enum kv_status kn_cuda_reserve(
 	KV_TRY(kn_cuda_take(backend, KN_CUDA_SCRATCH, bytes, &memory));
 	scratch->memory = memory;
 	scratch->bytes = bytes;
+	kn_cuda_resume(stream);
 	return KV_OK;
 }
