@@ -20,6 +20,7 @@
 	X(CACHE_EVICTIONS, "cache_evictions_total", "Clusters that made room for others in the cluster cache.") \
 	X(REQUESTS, "requests_total", "Requests that have ended.") \
 	X(FAILURES, "failures_total", "Requests that ended with an error.") \
+	X(PUT_BACK, "put_back_total", "Running answers that waited in the queue again, as the store was full.") \
 	X(ACTIVE_SEQUENCES, "active_sequences", "Sequences that are being computed.") \
 	X(PROMPT_TOKENS, "prompt_tokens_total", "Tokens of all prompts.") \
 	X(PREFIX_HIT_TOKENS, "prefix_hit_tokens_total", "Prompt tokens that were found in the store and not computed.") \

@@ -20,6 +20,7 @@ struct gw_totals {
 	uint64_t selections, estimates, active_sequences, degraded_steps;
 	uint64_t device_steps, repeated_steps;
 	double longest_unit_seconds;
+	uint64_t put_back;
 };
 
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed);

@@ -75,6 +75,16 @@ static void count_finished(void *context, const struct gw_sequence *sequence, in
 	gw_totals_add(&serving->totals, sequence, failed);
 }
 
+/* It ends another time. */
+static void count_put_back(void *context, const struct gw_sequence *sequence)
+{
+	struct serving *serving = context;
+
+	gw_totals_add(&serving->totals, sequence, 0);
+	serving->totals.requests--;
+	serving->totals.put_back++;
+}
+
 static void push_totals(
     void *context, struct gw_sequence *const *running, uint32_t count, uint64_t longest_ns)
 {
@@ -230,6 +240,7 @@ static enum kv_status open_engine(struct serving *serving)
 	options.hooks.disconnect = disconnect_worker;
 	options.hooks.connected = is_connected;
 	options.hooks.finished = count_finished;
+	options.hooks.put_back = count_put_back;
 	options.hooks.report = push_totals;
 	options.on_event = on_event;
 	options.event_context = serving;

@@ -98,7 +98,9 @@ enum kv_status gw_fold(struct gw_sequence *sequence)
 	enum kv_status status;
 	uint64_t start;
 
-	KV_TRY(plan(&fold, sequence));
+	status = plan(&fold, sequence);
+	sequence->refused = status == KV_LIMIT;
+	if (status != KV_OK) return status;
 	status = write_layers(&fold);
 	start = kv_now_ns();
 	if (status == KV_OK) status = commit(&fold);

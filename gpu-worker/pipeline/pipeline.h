@@ -102,6 +102,10 @@ enum kv_status gw_prompt_open(struct gw_sequence *sequence, double *mean_nll,
 enum kv_status gw_prompt_step(struct gw_prompt_run *prompt, float *logits, int *done);
 void gw_prompt_close(struct gw_prompt_run *prompt);
 
+/* The store knows all accepted tokens when this returns: closed with keep, the sequence can be
+ * resumed where it is. KV_UNSUPPORTED where it cannot. */
+enum kv_status gw_sequence_flush(struct gw_sequence *sequence);
+
 /* Negative log likelihood of a token under logits[vocabulary]. */
 double gw_token_nll(const float *logits, uint32_t vocabulary, int32_t token);
 
@@ -116,7 +120,9 @@ enum kv_status gw_sequence_accept(struct gw_sequence *sequence, int32_t token,
 
 /* One decode step: run the last accepted token of each sequence; logits[count][vocabulary]
  * follow it. A failure that concerns one sequence is put into failures[i], with its sentence in
- * gw_sequence_failure (the others go on); the return value is about the call as a whole. */
+ * gw_sequence_failure (the others go on); the return value is about the call as a whole. KV_LIMIT:
+ * the store has no memory for the sequence's fold. Nothing was changed then, a later step may
+ * succeed. */
 enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, float *logits, enum kv_status *failures);
 
@@ -127,6 +133,10 @@ const char *gw_sequence_failure(const struct gw_sequence *sequence);
  * follow it. Where that begins in the prompt, it is told and can be given up as gw_run_prompt. */
 enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits,
 	gw_progress *progress, void *progress_context);
+/* The same in parts: what the list or the prompt has, then a token at a time; *done with the last,
+ * when logits are there. */
+enum kv_status gw_sequence_replay_step(struct gw_sequence *sequence, float *logits,
+	gw_progress *progress, void *progress_context, int *done);
 
 /* Sums over decode steps × clustered layers × KV heads (or query heads); divide by the counts. */
 struct gw_report {

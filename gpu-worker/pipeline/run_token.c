@@ -165,6 +165,8 @@ enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *co
 		if (failures[i] != KV_OK) {
 			gw_pipeline_settle(pipeline);
 			gw_sequence_fail(batch[i], failures[i]);
+			/* Nothing was changed by it. */
+			if (batch[i]->refused) batch[i]->failed = KV_OK;
 			continue;
 		}
 		place[ready_count] = i;
@@ -208,19 +210,32 @@ static enum kv_status attach(struct gw_sequence *sequence)
 }
 
 /* From the list where it is whole, else from the prompt; folds come at the same counts. */
-enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits,
-	gw_progress *progress, void *progress_context)
+enum kv_status gw_sequence_replay_step(struct gw_sequence *sequence, float *logits,
+	gw_progress *progress, void *progress_context, int *done)
 {
 	struct gw_sequence *batch[1] = {sequence};
 	enum kv_status failure = KV_OK;
 
-	if (gw_attach_whole(sequence))
-		KV_TRY(attach(sequence));
-	else
-		KV_TRY(gw_run_prompt(sequence, logits, NULL, progress, progress_context));
-	while (sequence->kv_count < sequence->token_count) {
+	if (!sequence->replaying) {
+		if (gw_attach_whole(sequence))
+			KV_TRY(attach(sequence));
+		else
+			KV_TRY(gw_run_prompt(sequence, logits, NULL, progress, progress_context));
+		sequence->replaying = 1;
+	} else {
 		KV_TRY(gw_run_token(sequence->pipeline, batch, 1, logits, &failure));
 		KV_TRY(failure);
 	}
+	*done = sequence->kv_count >= sequence->token_count;
+	return KV_OK;
+}
+
+enum kv_status gw_sequence_replay(struct gw_sequence *sequence, float *logits,
+	gw_progress *progress, void *progress_context)
+{
+	int done = 0;
+
+	while (!done)
+		KV_TRY(gw_sequence_replay_step(sequence, logits, progress, progress_context, &done));
 	return KV_OK;
 }

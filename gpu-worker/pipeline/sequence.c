@@ -314,6 +314,16 @@ enum kv_status gw_sequence_accept(struct gw_sequence *sequence, int32_t token,
 		sequence->token_count - sequence->prompt_tokens, sampler_state, sampler_bytes);
 }
 
+enum kv_status gw_sequence_flush(struct gw_sequence *sequence)
+{
+	if (sequence->stored == NULL)
+		return kv_fail(KV_UNSUPPORTED, "the sequence is in no store");
+	if (sequence->degraded_at > 0)
+		return kv_fail(KV_UNSUPPORTED, "sequence %s has folds that nobody else may use",
+			gw_sequence_id(sequence));
+	return kvc_flush(sequence->stored);
+}
+
 void gw_sequence_cancel(struct gw_sequence *sequence)
 {
 	sequence->cancelled = 1;

@@ -34,6 +34,8 @@ struct gw_sequence {
 	uint32_t window_start;          /* first position in the window of clustered layers */
 	uint32_t prefix_hit;
 	uint32_t resumed_tokens;        /* known when it was resumed; 0: it was begun here */
+	int replaying;                  /* what was known when it was resumed is being run again */
+	int refused;                    /* the store has no memory for the fold that is due */
 	struct gw_layer_state *layers;  /* [layers] */
 	void *kept_rows;                /* sinks and windows of the clustered layers */
 	const struct kvc_segment *const *segments; /* the store's list, by ordinal */

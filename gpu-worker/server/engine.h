@@ -84,6 +84,8 @@ struct gw_engine_hooks {
 	/* A sequence ends; then, every 250 ms and at the end: the ones that run, and what the longest
 	 * unit of a prompt took so far. */
 	void (*finished)(void *context, const struct gw_sequence *sequence, int failed);
+	/* A running one goes back to the queue, because the store is full: it will be resumed. */
+	void (*put_back)(void *context, const struct gw_sequence *sequence);
 	void (*report)(
 	    void *context, struct gw_sequence *const *running, uint32_t count, uint64_t longest_ns);
 };

@@ -22,6 +22,14 @@ struct gw_engine_request {
 	bool cancelled;
 	bool begun_prompt;    /* the prompt's run has begun */
 	uint32_t prompt_left; /* tokens of the prompt that are to be computed */
+	bool told_opened;     /* GW_EVENT_OPENED was sent */
+	bool stalled;         /* the store has no memory for what its next step needs */
+	/* What did not fit, or was put back for others, waits at the head of the queue. */
+	uint32_t refusals;       /* how often */
+	uint32_t refusals_alone; /* of them while nothing else of this worker was in the store */
+	uint64_t after_ends;     /* it is tried when so many have ended */
+	uint64_t retry_ms;       /* ... or then, when there is none that could end */
+	char sequence_id[KVW_MAX_SEQUENCE_ID]; /* of the sequence that it had */
 	uint64_t progress_ms; /* when the last progress was told */
 	struct gw_request_times times;
 	uint32_t told_layers; /* that GW_EVENT_LAYER told of */
@@ -60,6 +68,7 @@ struct gw_engine {
 	struct gw_engine_request *open[KN_MAX_DECODE_ROWS]; /* prompts that are being computed, in the
 	                                                       order in which they were opened */
 	uint32_t open_count;
+	uint64_t ends;        /* sequences that have ended */
 	int64_t owed_ns;      /* to the first of them: prefill_order.h */
 	uint64_t unit_ns;     /* that the last unit of a prompt took */
 	uint64_t longest_ns;  /* the longest of all */

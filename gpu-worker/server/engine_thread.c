@@ -6,9 +6,14 @@
 #include <time.h>
 
 #include "common/base/clock.h"
+#include "common/base/log.h"
 #include "gpu-worker/server/engine_internal.h"
 
 enum { REPORT_MS = 250, PROGRESS_MS = 100, FIRST_BACKOFF_MS = 100, LAST_BACKOFF_MS = 2000 };
+
+/* What does not fit is tried again so often, and so often while this worker has nothing else in the
+ * store: at most 1.5 s, then others have the memory, or it never fits. */
+enum { MOST_REFUSALS = 32, MOST_ALONE = 4, FIRST_RETRY_MS = 100 };
 
 /* The loop always reads on, so a full ring passes. */
 static void push(struct gw_engine *engine, const struct gw_engine_event *event)
@@ -64,6 +69,12 @@ static void take(struct gw_engine *engine, struct gw_engine_request *request)
 	if (engine->last == request) engine->last = before;
 }
 
+static void remove_at(struct gw_engine_request **list, uint32_t *count, uint32_t index)
+{
+	--*count;
+	memmove(&list[index], &list[index + 1], (*count - index) * sizeof list[0]);
+}
+
 /* Closes the session and hands the request back. The thread's error text says why it failed. */
 static void finish(
     struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status)
@@ -87,6 +98,10 @@ static void finish(
 		    engine->options.hooks.context, gw_session_sequence(request->session), status != KV_OK);
 		gw_session_close(request->session);
 		request->session = NULL;
+		engine->ends++;
+	} else if (request->told_opened && request->asked.resume_id != NULL) {
+		/* It may be resumed, here or elsewhere. */
+		result->report = json_pack("{s:s}", "sequence", request->asked.resume_id);
 	}
 	gw_log_subject(NULL);
 	event.result = result;
@@ -135,12 +150,12 @@ static void take_messages(struct gw_engine *engine)
 static void refuse_waiting(struct gw_engine *engine)
 {
 	struct gw_engine_request *request = engine->first, *next;
-	bool all = engine->stopping || engine->draining;
 
 	engine->first = engine->last = NULL;
 	for (; request != NULL; request = next) {
 		next = request->next;
-		if (all || request->cancelled)
+		/* Who drains finishes what has begun. */
+		if (engine->stopping || request->cancelled || (engine->draining && !request->told_opened))
 			finish(engine, request, why_cancelled(engine));
 		else if (engine->state == GW_ENGINE_WAITING || engine->state == GW_ENGINE_FAILED)
 			finish(engine, request,
@@ -261,12 +276,6 @@ static void show_prefill(void *context, uint64_t done, uint64_t total)
 	tell(engine, request, &event);
 }
 
-static void remove_at(struct gw_engine_request **list, uint32_t *count, uint32_t index)
-{
-	--*count;
-	memmove(&list[index], &list[index + 1], (*count - index) * sizeof list[0]);
-}
-
 static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_request *request)
 {
 	struct gw_engine_event event = {.kind = GW_EVENT_OPENED};
@@ -281,8 +290,104 @@ static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_re
 	event.prompt_tokens = gw_sequence_prompt_tokens(sequence);
 	event.prefix_hit = gw_sequence_prefix_hit(sequence);
 	request->times.opened_ns = kv_now_ns();
-	tell(engine, request, &event);
+	if (!request->told_opened) tell(engine, request, &event);
+	request->told_opened = true;
 	return KV_OK;
+}
+
+static bool has_others(const struct gw_engine *engine)
+{
+	return engine->running_count + engine->open_count > 0;
+}
+
+/* Close the session and have its request wait at the head of the queue until somebody ends. What it
+ * is to go on with is in `asked`. */
+static void wait_at_head(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	gw_session_close(request->session);
+	request->session = NULL;
+	request->begun_prompt = request->stalled = false;
+	request->refusals++;
+	if (!has_others(engine)) request->refusals_alone++;
+	request->after_ends = engine->ends + 1;
+	request->retry_ms = kv_now_ms() + ((uint64_t)FIRST_RETRY_MS << request->refusals_alone) / 2;
+	request->next = engine->first;
+	engine->first = request;
+	if (engine->last == NULL) engine->last = request;
+}
+
+static bool may_wait(const struct gw_engine *engine, const struct gw_engine_request *request)
+{
+	return !request->cancelled && !engine->stopping && request->refusals < MOST_REFUSALS &&
+	       (has_others(engine) || request->refusals_alone < MOST_ALONE);
+}
+
+static bool is_held(const struct gw_engine *engine)
+{
+	const struct gw_engine_request *request = engine->first;
+
+	if (request == NULL || request->refusals == 0 || request->cancelled) return false;
+	return has_others(engine) ? engine->ends < request->after_ends
+	                          : kv_now_ms() < request->retry_ms;
+}
+
+/* Nothing was picked since it was opened, and there was no memory for it. False when it is not to
+ * be tried again. */
+static bool postpone(
+    struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status)
+{
+	if ((status != KV_LIMIT && status != KV_NO_MEMORY) || !may_wait(engine, request)) return false;
+	kv_debug("engine", "waits for memory: %s", kv_error_message());
+	if (request->session != NULL) {
+		/* What its client was told is its id stays it. */
+		if (request->asked.resume_id == NULL) {
+			snprintf(request->sequence_id, sizeof request->sequence_id, "%s",
+			    gw_session_id(request->session));
+			if (request->sequence_id[0] != '\0') request->asked.sequence_id = request->sequence_id;
+		}
+		gw_session_give_up(request->session);
+	}
+	wait_at_head(engine, request);
+	return true;
+}
+
+/* A running answer makes room in the store. False when nobody could resume it. */
+static bool put_back(struct gw_engine *engine, uint32_t index)
+{
+	struct gw_engine_request *request = engine->running[index];
+
+	if (gw_session_put_back(request->session) != KV_OK) return false;
+	remove_at(engine->running, &engine->running_count, index);
+	if (!may_wait(engine, request)) {
+		finish(engine, request, kv_fail(KV_LIMIT, "%s", request->result.message));
+		return true;
+	}
+	gw_log_subject(request);
+	kv_info("engine", "put back: %s", request->result.message);
+	engine->options.hooks.put_back(
+	    engine->options.hooks.context, gw_session_sequence(request->session));
+	snprintf(request->sequence_id, sizeof request->sequence_id, "%s",
+	    gw_session_id(request->session));
+	request->asked.resume_id = request->sequence_id;
+	request->asked.sequence_id = NULL;
+	gw_session_tokens(request->session, &request->asked.have_tokens);
+	wait_at_head(engine, request);
+	return true;
+}
+
+/* When no running answer can go on, as the store is full, the youngest makes room. */
+static void relieve(struct gw_engine *engine)
+{
+	uint32_t youngest = 0;
+
+	for (uint32_t i = 0; i < engine->running_count; i++) {
+		if (!engine->running[i]->stalled) return;
+		if (engine->running[i]->id > engine->running[youngest]->id) youngest = i;
+	}
+	if (engine->running_count == 0 || put_back(engine, youngest)) return;
+	for (uint32_t i = 0; i < engine->running_count; i++)
+		if (i != youngest && put_back(engine, i)) return;
+	engine->running[youngest]->result.status = KV_LIMIT;
 }
 
 static const char LOST[] = "store connection lost during the answer";
@@ -339,7 +444,7 @@ static void open_one(struct gw_engine *engine)
 	const struct gw_sequence *sequence;
 	enum kv_status status;
 
-	if (engine->pipeline == NULL || engine->first == NULL ||
+	if (engine->pipeline == NULL || engine->first == NULL || is_held(engine) ||
 	    engine->running_count + engine->open_count == engine->options.max_sequences)
 		return;
 	request = find_next(engine);
@@ -348,7 +453,7 @@ static void open_one(struct gw_engine *engine)
 	gw_log_subject(request);
 	status = open_session(engine, request);
 	if (status != KV_OK) {
-		finish(engine, request, status);
+		if (!postpone(engine, request, status)) finish(engine, request, status);
 		return;
 	}
 	gw_log_subject(request);
@@ -388,11 +493,14 @@ static void advance(struct gw_engine *engine, uint32_t index)
 	if (index == 0) engine->owed_ns = 0;
 	if (status == KV_OK) {
 		gw_times_update(request);
-		request->times.ready_ns = kv_now_ns();
+		/* What it did not have room for, it has done. */
+		request->refusals = request->refusals_alone = 0;
+		if (request->times.ready_ns == 0) request->times.ready_ns = kv_now_ns();
 		send_text(engine, request);
 		engine->running[engine->running_count++] = request;
 		return;
 	}
+	if (postpone(engine, request, status)) return;
 	if (status == KV_CANCELLED) status = why_cancelled(engine);
 	finish(engine, request, explain(request->session, status));
 }
@@ -439,6 +547,11 @@ static void step(
 		struct gw_session *session = requests[i]->session;
 		struct gw_engine_result *result = &requests[i]->result;
 
+		requests[i]->stalled = whole == KV_OK && failures[i] == KV_LIMIT;
+		if (requests[i]->stalled) {
+			snprintf(result->message, sizeof result->message, "%s", gw_sequence_failure(batch[i]));
+			continue;
+		}
 		if (whole != KV_OK)
 			result->status = kv_fail(whole, "%s", why);
 		else if (failures[i] != KV_OK)
@@ -486,6 +599,7 @@ static void step_all(struct gw_engine *engine)
 
 		step(engine, engine->running + at, left < most ? left : most);
 	}
+	relieve(engine);
 	sweep(engine);
 }
 
@@ -529,8 +643,9 @@ void *gw_engine_main(void *context)
 		step_all(engine);
 		report(engine);
 		if (!engine->stopping && engine->running_count == 0 && engine->open_count == 0 &&
-		    (engine->first == NULL || engine->pipeline == NULL))
-			sleep_until(engine, kv_now_ms() + REPORT_MS);
+		    (engine->first == NULL || engine->pipeline == NULL || is_held(engine)))
+			sleep_until(engine, is_held(engine) ? engine->first->retry_ms
+			                                    : kv_now_ms() + REPORT_MS);
 	}
 	refuse_waiting(engine);
 	while (engine->open_count > 0)

@@ -280,6 +280,20 @@ void gw_session_keep(struct gw_session *session)
 	session->keep = 1;
 }
 
+enum kv_status gw_session_put_back(struct gw_session *session)
+{
+	if (session->digest)
+		return kv_fail(KV_UNSUPPORTED, "the digest of its logits is not stored");
+	KV_TRY(gw_sequence_flush(session->sequence));
+	session->keep = 1;
+	return KV_OK;
+}
+
+void gw_session_give_up(struct gw_session *session)
+{
+	session->keep = session->resumed;
+}
+
 const char *gw_session_id(const struct gw_session *session)
 {
 	return gw_sequence_id(session->sequence);
@@ -408,8 +422,8 @@ enum kv_status gw_session_advance(struct gw_session *session, int *ready)
 	*ready = 1;
 	if (session->finish != GW_RUNNING) return KV_OK;
 	status = session->resumed
-		? gw_sequence_replay(session->sequence, session->logits, session->progress,
-			session->progress_context)
+		? gw_sequence_replay_step(session->sequence, session->logits, session->progress,
+			session->progress_context, ready)
 		: gw_prompt_step(session->prompt, session->logits, ready);
 	if (status != KV_OK) return fail(session, status);
 	if (!*ready) return KV_OK;

@@ -65,6 +65,14 @@ void gw_session_close(struct gw_session *session);
  * could not be taken over. */
 void gw_session_keep(struct gw_session *session);
 
+/* The same, with all that was picked known to the store: who resumes it goes on where it is.
+ * KV_UNSUPPORTED where nobody could. */
+enum kv_status gw_session_put_back(struct gw_session *session);
+
+/* Of a session that has picked nothing: closing shall leave nothing of it but what was there
+ * before. */
+void gw_session_give_up(struct gw_session *session);
+
 const char *gw_session_id(const struct gw_session *session);
 struct gw_sequence *gw_session_sequence(struct gw_session *session);
 
@@ -72,7 +80,7 @@ struct gw_sequence *gw_session_sequence(struct gw_session *session);
 enum kv_status gw_session_start(struct gw_session *session, gw_progress *progress, void *context);
 
 /* The same in units, between which other sessions may advance and step. *ready is set when the
- * first token was picked. A replay is one unit. */
+ * first token was picked. Of a replay, the prompt is one unit and each token another. */
 enum kv_status gw_session_begin(struct gw_session *session, gw_progress *progress, void *context);
 enum kv_status gw_session_advance(struct gw_session *session, int *ready);
 

@@ -7,14 +7,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include <cmocka.h>
 
 #include "tests/lib/serve_fixture.h"
+#include "tests/lib/store_fixture.h"
 
 #define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
 
+enum { ANSWERS = 4, ANSWER_TOKENS = 600 };
+
 static struct serve_fixture worker;
+static struct store_fixture store;
 
 /* A body with a prompt of `count` token ids that no other number of `kind` begins like. */
 static char *body_of(uint32_t kind, uint32_t count, const char *more)
@@ -116,11 +121,134 @@ static void the_same_prompt_waits_and_is_found(void **state)
 	serve_reply_deinit(&two);
 }
 
+static int stop_both(void **state)
+{
+	int failed = stop(state);
+
+	return store_fixture_stop(&store) && !failed ? 0 : -1;
+}
+
+static void start_with_store(const char *memory)
+{
+	const char *const store_options[] = {"--memory", memory, NULL};
+	const char *worker_options[] = {"--store", NULL, NULL};
+
+	assert_true(store_fixture_init(&store));
+	assert_true(store_fixture_start(&store, store_options));
+	worker_options[1] = store.address;
+	start(worker_options);
+}
+
+static void finish_calls(struct serve_call *calls, struct serve_reply *replies, uint32_t count)
+{
+	for (uint32_t i = 0; i < count; i++)
+		assert_true(serve_call_finish(&calls[i], &replies[i]));
+}
+
+static const char *text_of(const struct serve_reply *reply)
+{
+	if (reply->code != 200) fail_msg("%d: %s", reply->code, reply->body);
+	return json_string_value(json_object_get(
+	    json_array_get(json_object_get(reply->json, "choices"), 0), "text"));
+}
+
+/* The same prompts alone, on a worker with memory enough, and then beside each other. */
+static void answers_alone(uint32_t count, uint32_t prompt, const char *more, char *texts[])
+{
+	const char *const nothing[] = {NULL};
+	struct serve_reply reply;
+	struct serve_call call;
+
+	start(nothing);
+	for (uint32_t i = 0; i < count; i++) {
+		open_call(&call, i, prompt, more);
+		assert_true(serve_call_finish(&call, &reply));
+		texts[i] = strdup(text_of(&reply));
+		serve_reply_deinit(&reply);
+	}
+	assert_int_equal(stop(NULL), 0);
+}
+
+static void are_the_same_together(uint32_t count, uint32_t prompt, const char *more)
+{
+	struct serve_reply replies[ANSWERS];
+	struct serve_call calls[ANSWERS];
+	char *texts[ANSWERS];
+
+	answers_alone(count, prompt, more, texts);
+	start_with_store("1MiB");
+	for (uint32_t i = 0; i < count; i++)
+		open_call(&calls[i], i, prompt, more);
+	finish_calls(calls, replies, count);
+	for (uint32_t i = 0; i < count; i++) {
+		assert_string_equal(text_of(&replies[i]), texts[i]);
+		serve_reply_deinit(&replies[i]);
+		free(texts[i]);
+	}
+}
+
+static long metric(const char *name)
+{
+	struct serve_reply reply;
+	const char *line;
+	char start_of[96];
+	long value;
+
+	snprintf(start_of, sizeof start_of, "\n%s ", name);
+	assert_true(serve_ask(&worker, "GET", "/metrics", NULL, &reply));
+	line = strstr(reply.body, start_of);
+	assert_non_null(line);
+	value = strtol(line + strlen(start_of), NULL, 10);
+	serve_reply_deinit(&reply);
+	return value;
+}
+
+/* Prompts that do not fit into the store together are computed one after the other. */
+static void prompts_that_do_not_fit_together_wait(void **state)
+{
+	(void)state;
+	are_the_same_together(2, 700, "\"max_tokens\":20");
+}
+
+/* The store is full of answers that grow: the youngest is put back and goes on later. */
+static void answers_that_do_not_fit_together_are_put_back(void **state)
+{
+	const struct timespec nap = {0, 300000000};
+
+	(void)state;
+	are_the_same_together(ANSWERS, 200, "\"max_tokens\":600");
+	nanosleep(&nap, NULL);
+	assert_true(metric("clusterkv_worker_put_back_total") > 0);
+	assert_int_equal(metric("clusterkv_worker_requests_total"), ANSWERS);
+	assert_int_equal(metric("clusterkv_worker_decode_tokens_total"), ANSWERS * ANSWER_TOKENS);
+}
+
+/* What never fits is told so, and what fits goes on beside it. */
+static void what_never_fits_is_refused(void **state)
+{
+	struct serve_call calls[2];
+	struct serve_reply replies[2];
+
+	(void)state;
+	start_with_store("1MiB");
+	open_call(&calls[0], 1, 100, "\"max_tokens\":200");
+	open_call(&calls[1], 2, 2000, "\"max_tokens\":20");
+	finish_calls(calls, replies, 2);
+	assert_int_equal(replies[0].code, 200);
+	assert_int_equal(replies[1].code, 503);
+	assert_non_null(strstr(replies[1].body, "store_full"));
+	serve_reply_deinit(&replies[0]);
+	serve_reply_deinit(&replies[1]);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_teardown(a_short_prompt_overtakes_a_long_one, stop),
 	    cmocka_unit_test_teardown(the_same_prompt_waits_and_is_found, stop),
+	    cmocka_unit_test_teardown(prompts_that_do_not_fit_together_wait, stop_both),
+	    cmocka_unit_test_teardown(answers_that_do_not_fit_together_are_put_back, stop_both),
+	    cmocka_unit_test_teardown(what_never_fits_is_refused, stop_both),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
