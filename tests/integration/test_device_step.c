@@ -308,6 +308,111 @@ static void so_is_what_must_be_verified(void **state)
 	is_the_hosts(verify, NULL);
 }
 
+/* ---- memory that comes and goes ---- */
+
+/* Regions that operations may read, as the backend was told; ends the test where one is let go of
+ * twice, or never was there. */
+static int32_t held_regions;
+
+static enum kv_status count_region(
+    struct kn_backend *backend, void *host, size_t bytes, enum kn_access access)
+{
+	held_regions++;
+	registered++;
+	/* What is mapped for reading only is registered for that: a device writes nothing there. */
+	assert_int_equal(access, strcmp(transport, "map") == 0 ? KN_READ_ONLY : KN_READ_WRITE);
+	return kvt_discrete_ops.memory_register(backend, host, bytes, access);
+}
+
+static void uncount_region(struct kn_backend *backend, void *host)
+{
+	held_regions--;
+	kvt_discrete_ops.memory_unregister(backend, host);
+}
+
+static void answer(struct kvt_worker *worker, struct gw_pipeline *pipeline, struct kvt_talk *talk,
+    uint64_t seed, uint32_t tokens)
+{
+	int32_t ids[PROMPT];
+	struct kvt_question question = {.prompt = ids, .prompt_tokens = PROMPT, .room = STEPS};
+
+	kvt_make_prompt(worker, seed, ids, PROMPT);
+	kvt_talk_run(talk, pipeline, &question, tokens);
+}
+
+/* Prompts one after the other in an arena that has no room for all: it grows by regions, memory of
+ * old segments becomes that of new ones, and between the rounds the store lets go of what is not in
+ * use. All of it while one pipeline goes on with its cache. */
+static void memory_comes_and_goes(void **state)
+{
+	enum { PROMPTS = 7, ANSWER = 12 };
+	const char *arguments[] = {
+	    "--transport", transport, "--region", "1MiB", "--memory", "4MiB", NULL};
+	struct kvt_talk host[PROMPTS], device;
+	struct kvt_worker worker, other;
+	struct gw_pipeline *pipeline;
+	uint32_t rounds = 2;
+	char text[512];
+
+	(void)state;
+	registered = 0;
+	held_regions = 0;
+	open_reference(&worker, LARGE_CACHE);
+	pipeline = kvt_pipeline_open(&worker);
+	for (uint32_t i = 0; i < PROMPTS; i++)
+		answer(&worker, pipeline, &host[i], 10 + i, ANSWER);
+	assert_true(store_fixture_init(&fixture));
+	assert_true(store_fixture_start(&fixture, arguments));
+	open_device(&other, LARGE_CACHE);
+	ops.memory_register = count_region;
+	ops.memory_unregister = uncount_region;
+	pipeline = kvt_pipeline_open(&other);
+	for (uint32_t i = 0; i < rounds * PROMPTS; i++) {
+		answer(&other, pipeline, &device, 10 + i % PROMPTS, ANSWER);
+		kvt_assert_same(&host[i % PROMPTS], &device, 0, ANSWER);
+		assert_int_equal(report_of(&device)->device_steps, ANSWER - 1);
+		assert_int_equal(pipeline->device_step->memory.count, held_regions);
+		kvt_talk_end(&device);
+		if (i % PROMPTS == PROMPTS - 1)
+			assert_true(store_fixture_ask(&fixture, "evict", text, sizeof text));
+	}
+	assert_true(store_fixture_stat(&fixture, "evictions_total") > PROMPTS);
+	assert_true(registered > (uint32_t)held_regions);
+	gw_pipeline_destroy(pipeline);
+	assert_int_equal(held_regions, 0);
+	kvt_worker_close(&other);
+	end_store();
+	pipeline = host[0].pipeline;
+	for (uint32_t i = 0; i < PROMPTS; i++)
+		kvt_talk_end(&host[i]);
+	gw_pipeline_destroy(pipeline);
+	kvt_worker_close(&worker);
+}
+
+/* Only one can be told of what comes and goes. */
+static void a_second_pipeline_is_the_hosts(void **state)
+{
+	struct kvt_worker worker;
+	struct gw_pipeline *first, *second;
+	struct kvt_talk a, b;
+
+	(void)state;
+	start_store(NULL);
+	open_device(&worker, SMALL_CACHE);
+	first = kvt_pipeline_open(&worker);
+	second = kvt_pipeline_open(&worker);
+	answer(&worker, first, &a, 3, 12);
+	answer(&worker, second, &b, 3, 12);
+	assert_int_equal(report_of(&a)->device_steps, 11);
+	assert_int_equal(report_of(&b)->device_steps, 0);
+	kvt_talk_end(&a);
+	kvt_talk_end(&b);
+	gw_pipeline_destroy(first);
+	gw_pipeline_destroy(second);
+	kvt_worker_close(&worker);
+	end_store();
+}
+
 /* ---- a store that is gone ---- */
 
 /* In the middle of a step: before its operations run. */
@@ -395,6 +500,9 @@ static void another_life_of_the_store_is_another_store(void **state)
 	kvt_talk_run(&second, first.pipeline, &question, 60);
 	kvt_assert_same(&host, &second, 0, 60);
 	assert_int_equal(report_of(&second)->device_steps, 59);
+	/* The first one's regions were let go of before they were unmapped. */
+	assert_int_equal(first.pipeline->device_step->memory.count,
+	    (uint32_t)store_fixture_stat(&fixture, "regions"));
 	end_talks(&other, &host, 1);
 	end_talks(&worker, &second, 1);
 	end_store();
@@ -412,6 +520,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test(so_they_are_when_the_host_takes_turns),
 	    cmocka_unit_test(memory_that_is_refused_is_the_hosts_to_read),
 	    cmocka_unit_test(so_is_what_must_be_verified),
+	    cmocka_unit_test(memory_comes_and_goes),
+	    cmocka_unit_test(a_second_pipeline_is_the_hosts),
 	    cmocka_unit_test(a_step_without_its_store_is_not_believed),
 	    cmocka_unit_test(another_life_of_the_store_is_another_store),
 	};
