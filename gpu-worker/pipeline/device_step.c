@@ -126,8 +126,7 @@ static struct gw_step_room measure(size_t row_bytes, uint32_t layers, uint32_t m
 
 	room.extents = smaller(clusters, tokens);
 	room.span_capacity = 2 + room.extents + tokens / KN_CACHE_PAGE_ROWS;
-	room.staging_rows =
-		larger(smaller(all, staging_limit / row_bytes), smaller(all, (uint64_t)tokens * kv_heads));
+	room.staging_rows = smaller(all, staging_limit / row_bytes);
 	room.copy_capacity = smaller((uint64_t)room.jobs * room.extents, room.staging_rows);
 	return room;
 }

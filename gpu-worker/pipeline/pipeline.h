@@ -150,7 +150,8 @@ struct gw_report {
 	uint64_t recalls;                  /* (step, layer, KV head) */
 	double recall;
 	struct gw_cache_stats cache;       /* of this sequence's lookups */
-	double prefill_seconds, decode_seconds, select_seconds, fetch_seconds;
+	double prefill_seconds, decode_seconds;
+	double select_seconds, fetch_seconds; /* of the host's steps: a device does not tell */
 	/* Clustering. Where a device does it beside the next layer: what the worker took to queue it
 	 * and then waited for it and its copies, not what went on meanwhile. */
 	double index_seconds;
