@@ -50,6 +50,7 @@ static void connect_store(struct kvt_worker *worker)
 	    .model_name = "tiny",
 	    .connect_ms = 5000};
 
+	kvt_store_close(worker);
 	worker->store_allocator = kv_allocator_create("store", 0);
 	options.allocator = worker->store_allocator;
 	gw_pipeline_layout(
