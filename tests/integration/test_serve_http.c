@@ -218,6 +218,47 @@ static void json_is_bounded(void **state)
 	close(fd);
 }
 
+/* Numbers that their field, or nothing at all, can hold; and what a resume leaves out of account.
+ */
+static void fields_that_cannot_be_meant_are_named(void **state)
+{
+	static const char *const bodies[][2] = {
+	    {"temperature", "{\"prompt\":\"a\",\"temperature\":1e39}"},
+	    {"temperature", "{\"prompt\":\"a\",\"temperature\":1e999}"},
+	    {"temperature", "{\"prompt\":\"a\",\"temperature\":-1e999,\"seed\":1}"},
+	    {"seed", "{\"prompt\":\"a\",\"metadata\":{\"top_p\":[1]},\"seed\":9223372036854775808}"},
+	    {"max_tokens", "{\"prompt\":\"a\",\"max_tokens\":99999999999999999999}"},
+	    {"top_k", "{\"prompt\":\"a\",\"top_k\":-9223372036854775809}"},
+	    {"n", "{\"prompt\":\"a\",\"n\":18446744073709551616}"},
+	    {"prompt", "{\"seed\":1,\"prompt\":[1,2,9223372036854775808]}"},
+	    {"top_p", "{\"prompt\":\"a\",\"top_p\":1e300}"},
+	    {"temperature", "{\"resume\":\"x\",\"temperature\":0.5}"},
+	    {"max_tokens", "{\"resume\":\"x\",\"max_tokens\":5}"},
+	    {"prompt", "{\"resume\":\"x\",\"prompt\":\"a\"}"},
+	    {"stop", "{\"stop\":\"a\",\"resume\":\"x\"}"},
+	    {"ignore_end", "{\"resume\":\"x\",\"ignore_end\":true}"},
+	};
+	struct serve_reply reply;
+
+	(void)state;
+	for (size_t i = 0; i < sizeof bodies / sizeof bodies[0]; i++) {
+		const json_t *param;
+
+		assert_true(serve_ask(&worker, "POST", "/v1/completions", bodies[i][1], &reply));
+		param = json_object_get(json_object_get(reply.json, "error"), "param");
+		if (reply.code != 400 || param == NULL || json_string_value(param) == NULL ||
+		    strcmp(json_string_value(param), bodies[i][0]) != 0)
+			fail_msg("%s: %d %s", bodies[i][1], reply.code, reply.body);
+		serve_reply_deinit(&reply);
+	}
+	/* What says nothing is left out. */
+	assert_true(serve_ask(&worker, "POST", "/v1/completions",
+	    "{\"resume\":\"x\",\"prompt\":\"\",\"temperature\":null,\"stream\":true,\"user\":\"u\"}",
+	    &reply));
+	assert_int_equal(reply.code, 404);
+	serve_reply_deinit(&reply);
+}
+
 static void pipelined_requests_are_answered_in_order(void **state)
 {
 	const char *models, *tokens, *health;
@@ -302,6 +343,7 @@ int main(void)
 	    cmocka_unit_test(bodies_that_are_too_large_are_refused),
 	    cmocka_unit_test(chunks_are_taken_or_refused),
 	    cmocka_unit_test(json_is_bounded),
+	    cmocka_unit_test(fields_that_cannot_be_meant_are_named),
 	    cmocka_unit_test(pipelined_requests_are_answered_in_order),
 	    cmocka_unit_test(half_a_connection_is_answered),
 	    cmocka_unit_test(other_protocols_are_ended),

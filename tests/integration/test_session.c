@@ -206,11 +206,22 @@ static void a_prompt_that_nobody_wants_is_not_kept(void **state)
 
 static void parameters_that_make_no_sense_are_refused(void **state)
 {
+	static const struct {
+		char filler; /* of the stop texts: one that fills the room of all, or empty ones */
+		uint32_t version, max_tokens, stop_count;
+		const char *named;
+	} cases[] = {
+	    {'a', 2, 6, 2, "stop texts"},
+	    {'\0', 2, 6, GW_MAX_STOPS + 1, "stop texts"},
+	    {'\0', 7, 6, 2, "version 7"},
+	    {'\0', 2, UINT32_MAX, 2, "max_tokens 4294967295"},
+	    {'\0', 2, 0, 2, "max_tokens 0"},
+	};
 	struct stored {
 		uint32_t version, max_tokens, stop_count, ignore_end;
 		struct gw_sampler_options sampling;
 		char stops[GW_MAX_STOPS * (GW_MAX_STOP_BYTES + 1)];
-	} stored = {1, 6, 2, 0, {.top_p = 1.0f}, ""};
+	} stored = {.sampling = {.top_p = 1.0f}};
 	struct gw_sequence_request request = {.id = "mine", .token_count = PROMPT, .max_tokens = 6};
 	struct gw_sequence *sequence;
 	struct gw_session *session;
@@ -221,16 +232,18 @@ static void parameters_that_make_no_sense_are_refused(void **state)
 	request.tokens = f.ids;
 	request.parameters = &stored;
 	request.parameter_bytes = sizeof stored;
-	for (int i = 0; i < 3; i++) {
-		/* One text that fills the room of all; more of them than there are; another version. */
-		memset(stored.stops, i == 0 ? 'a' : 0, sizeof stored.stops - 1);
-		stored.stop_count = i == 1 ? GW_MAX_STOPS + 1 : 2;
-		stored.version = i == 2 ? 7 : 1;
+	for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+		memset(stored.stops, cases[i].filler, sizeof stored.stops - 1);
+		stored.version = cases[i].version;
+		stored.max_tokens = cases[i].max_tokens;
+		stored.stop_count = cases[i].stop_count;
 		sequence = NULL;
 		assert_int_equal(gw_sequence_open(f.pipeline, &request, &sequence), KV_OK);
 		gw_sequence_close(sequence, 1);
 		assert_int_equal(resume_session(&f, &session), KV_CORRUPT);
 		assert_null(session);
+		if (strstr(kv_error_message(), cases[i].named) == NULL)
+			fail_msg("%s, expected %s", kv_error_message(), cases[i].named);
 	}
 	fixture_close(&f);
 }
