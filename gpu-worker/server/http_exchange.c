@@ -5,6 +5,7 @@
  *
  * While nothing can be written the connection is suspended. The daemon does not look at a suspended
  * connection's socket, so that is watched here. */
+#include <inttypes.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <stdio.h>
@@ -304,6 +305,16 @@ static void put_metrics(struct gw_exchange *exchange)
 	    "# TYPE clusterkv_worker_ready gauge\n"
 	    "clusterkv_worker_ready %d\n",
 	    waiting, server->state == GW_ENGINE_READY && !server->draining);
+	kv_text_printf(&exchange->out,
+	    "# HELP clusterkv_worker_http_connections Connections of HTTP clients.\n"
+	    "# TYPE clusterkv_worker_http_connections gauge\n"
+	    "clusterkv_worker_http_connections %" PRIu32 "\n"
+	    "# HELP clusterkv_worker_http_connections_ended_total Connections ended before their time: "
+	    "for others to have room, or as their client was too slow.\n"
+	    "# TYPE clusterkv_worker_http_connections_ended_total counter\n"
+	    "clusterkv_worker_http_connections_ended_total{reason=\"room\"} %" PRIu64 "\n"
+	    "clusterkv_worker_http_connections_ended_total{reason=\"slow\"} %" PRIu64 "\n",
+	    server->connections.count, server->connections.made_room, server->connections.too_slow);
 	exchange->head.content_type = "text/plain; version=0.0.4; charset=utf-8";
 	exchange->code = 200;
 }

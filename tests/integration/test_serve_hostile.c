@@ -130,6 +130,22 @@ static void slow_clients_are_told(void **state)
 	}
 }
 
+static long ended_for(const char *reason)
+{
+	struct serve_reply reply;
+	char name[128];
+	const char *at;
+	long number = -1;
+
+	snprintf(
+	    name, sizeof name, "clusterkv_worker_http_connections_ended_total{reason=\"%s\"} ", reason);
+	assert_true(serve_ask(&worker, "GET", "/metrics", NULL, &reply));
+	at = strstr(reply.body, name);
+	if (at != NULL) number = strtol(at + strlen(name), NULL, 10);
+	serve_reply_deinit(&reply);
+	return number;
+}
+
 static void a_thousand_idle_connections_shut_nobody_out(void **state)
 {
 	static int fds[THOUSAND];
@@ -140,7 +156,8 @@ static void a_thousand_idle_connections_shut_nobody_out(void **state)
 		assert_true(fds[i] >= 0);
 		if (i % 100 == 99) others_are_answered();
 	}
-	/* The oldest have made room. */
+	/* The oldest have made room, and one can see it. */
+	assert_true(ended_for("room") >= THOUSAND - PLACES);
 	assert_true(count_ended(fds, THOUSAND) >= THOUSAND - PLACES);
 	assert_true(raw_ended(fds[0]));
 	assert_true(process_descriptors(worker.pid) <= descriptors + PLACES + 16);
@@ -199,6 +216,32 @@ static void large_bodies_are_bounded(void **state)
 		close_all(fds, PLACES);
 	}
 	assert_true(process_resident_kib(worker.pid) < before + GROWTH_KIB);
+}
+
+/* Bodies of 7 MiB from sixteen, none of them whole: all together are more than may be held, and
+ * what went is not counted for ever. */
+static void bodies_together_are_bounded(void **state)
+{
+	enum { SENDERS = 16, BODY = 7 << 20 };
+	static char part[1 << 20];
+	int fds[SENDERS];
+	long grown;
+
+	(void)state;
+	memset(part, ' ', sizeof part);
+	for (int round = 0; round < 2; round++) {
+		open_all(fds, SENDERS, "127.0.0.2",
+		    "POST /tokenize HTTP/1.1\r\nHost: test\r\nContent-Length: 8000000\r\n\r\n");
+		for (int sent = 0; sent < BODY; sent += (int)sizeof part)
+			for (int i = 0; i < SENDERS; i++)
+				raw_send(fds[i], part, sizeof part);
+		others_are_answered();
+		assert_true(count_ended(fds, SENDERS) > 0);
+		grown = process_resident_kib(worker.pid) - resident;
+		if (grown > 3 * GROWTH_KIB) fail_msg("%ld KiB more", grown);
+		close_all(fds, SENDERS);
+		others_are_answered();
+	}
 }
 
 static void ask_long(int fd, unsigned tokens)
@@ -380,6 +423,14 @@ static int start_narrow(void **state)
 	return start_with(arguments);
 }
 
+static int start_roomy(void **state)
+{
+	static const char *const arguments[] = {WORKER, "--max-body", "8MiB", NULL};
+
+	(void)state;
+	return start_with(arguments);
+}
+
 static int start_limited(void **state)
 {
 	static const char *const arguments[] = {
@@ -429,6 +480,7 @@ int main(void)
 	};
 	const struct CMUnitTest own_worker[] = {
 	    cmocka_unit_test_setup_teardown(running_requests_are_never_ended, start_narrow, stop),
+	    cmocka_unit_test_setup_teardown(bodies_together_are_bounded, start_roomy, stop),
 	    cmocka_unit_test_setup_teardown(an_address_has_its_limit, start_limited, stop),
 	    cmocka_unit_test(too_few_descriptors_are_an_error),
 	};
