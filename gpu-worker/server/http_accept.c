@@ -253,7 +253,7 @@ static void wait_for_descriptors(struct gw_http_server *server)
 {
 	struct gw_connection *victim = find_victim(server, NULL, false);
 
-	kv_warning_limited(&server->connections.log, "http", "%s", kv_error_message());
+	kv_warning_limited(&server->connections.accept_log, "http", "%s", kv_error_message());
 	if (victim != NULL) give_up(server, victim, "the process has no descriptor for another");
 	pause_listening(server);
 }

@@ -80,7 +80,7 @@ struct gw_connections {
 	struct kv_watch *listener;
 	struct kv_timer *timer;
 	bool paused; /* nothing is accepted until the timer */
-	struct kv_log_limit log, unread_log;
+	struct kv_log_limit log, unread_log, accept_log;
 	uint64_t made_room, too_slow; /* ended since the start */
 	uint64_t body_bytes;          /* of bodies that are being received or wait to be parsed */
 };
