@@ -53,12 +53,12 @@ static uint64_t activation_bytes(const struct planning *p)
 	return bytes;
 }
 
-/* One prompt is run at a time: residual rows of all its tokens, and a layer's rows, computed or
- * brought from the store; computed ones of two layers, where one is indexed beside the next. */
+/* Of one prompt: residual rows of all its tokens, and a layer's rows, computed or brought from the
+ * store. */
 static uint64_t prompt_bytes(const struct planning *p)
 {
 	return (uint64_t)p->request->prompt * (p->shape.hidden * sizeof(float) +
-		(p->policy->offloads ? 2 : 1) * p->shape.kv_heads * p->row_bytes);
+		p->shape.kv_heads * p->row_bytes);
 }
 
 static struct kn_bounds bounds_of(const struct planning *p)
@@ -148,13 +148,21 @@ static uint64_t cache_bytes(const struct planning *p, uint64_t limit, uint64_t o
 	return whole_pages(p, left > step ? left : step);
 }
 
+/* Another layer's rows, for the prompt whose last one is being indexed. */
+static uint64_t spare_bytes(const struct planning *p)
+{
+	return p->policy->offloads
+		? (uint64_t)p->request->context * p->shape.kv_heads * p->row_bytes
+		: 0;
+}
+
 /* Each sequence's prompt may be open: rows of all its tokens, residuals of those that are left. */
 static uint64_t open_prompts_bytes(const struct planning *p)
 {
 	uint32_t sequences = p->request->sequences, full = smaller(sequences, PROMPTS_LEFT);
 	uint64_t residuals = (uint64_t)p->request->prompt * p->shape.hidden * sizeof(float);
 
-	return sequences * prompt_bytes(p) - (sequences - full) * residuals;
+	return sequences * prompt_bytes(p) - (sequences - full) * residuals + spare_bytes(p);
 }
 
 static enum kv_status begin(const struct gw_memory_request *r, struct planning *p)

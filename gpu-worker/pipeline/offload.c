@@ -36,6 +36,9 @@ void gw_offload_destroy(struct gw_pipeline *pipeline)
 {
 	destroy_scratch(pipeline, &pipeline->offload);
 	destroy_scratch(pipeline, &pipeline->fold_offload);
+	kn_device_free(&pipeline->device, pipeline->spare_rows);
+	pipeline->spare_rows = NULL;
+	pipeline->spare_bytes = 0;
 }
 
 static uint32_t larger(uint32_t a, uint32_t b)
@@ -161,11 +164,26 @@ static enum kv_status reserve(struct gw_pipeline *pipeline, struct gw_offload_sc
 	return KV_OK;
 }
 
+/* Where it is too small because it could not be changed, a prompt does without. */
+static enum kv_status reserve_spare(struct gw_pipeline *pipeline, uint32_t tokens)
+{
+	size_t bytes = (size_t)pipeline->shape->kv_heads * tokens * pipeline->row_bytes;
+	void *memory = NULL;
+
+	if (bytes <= pipeline->spare_bytes || pipeline->spare_user != NULL) return KV_OK;
+	KV_TRY(kn_device_alloc(&pipeline->device, KN_DEVICE, bytes, &memory));
+	kn_device_free(&pipeline->device, pipeline->spare_rows);
+	pipeline->spare_rows = memory;
+	pipeline->spare_bytes = bytes;
+	return KV_OK;
+}
+
 /* Folds have their own, and do not wait for a prompt's clustering. */
 enum kv_status gw_offload_reserve(struct gw_pipeline *pipeline, uint32_t tokens)
 {
 	KV_TRY(reserve(pipeline, &pipeline->offload, &pipeline->background, tokens));
 	if (pipeline->device.ops->unified) return KV_OK;
+	KV_TRY(reserve_spare(pipeline, tokens));
 	return reserve(pipeline, &pipeline->fold_offload, &pipeline->device,
 		fold_tokens(&pipeline->options.policy));
 }

@@ -31,19 +31,14 @@ static enum kv_status take_context_memory(struct gw_prompt_run *run)
 static enum kv_status take_own_rows(struct gw_prompt_run *run)
 {
 	const struct gw_pipeline *pipeline = run->sequence->pipeline;
-	const struct kn_device *device = &pipeline->device;
-	size_t bytes;
 	void *memory = NULL;
 
 	run->own_tokens = run->sequence->prompt_tokens - run->own_start;
 	run->own_stride = run->own_tokens * pipeline->row_bytes;
-	bytes = run->own_stride * run->shape->kv_heads;
 	if (run->own_tokens == 0) return KV_OK;
-	KV_TRY(kn_device_alloc(device, KN_DEVICE, bytes, &memory));
-	run->own = memory;
-	if (device->ops->unified || run->new_count == 0) return KV_OK;
-	KV_TRY(kn_device_alloc(device, KN_DEVICE, bytes, &memory));
-	run->other_own = memory;
+	KV_TRY(kn_device_alloc(&pipeline->device, KN_DEVICE, run->own_stride * run->shape->kv_heads,
+		&memory));
+	run->own = run->own_memory = memory;
 	return KV_OK;
 }
 
@@ -151,8 +146,8 @@ void gw_prompt_end(struct gw_prompt_run *run)
 		kv_free(o->allocator, run->shared_units[i]);
 	kn_device_free(device, run->x);
 	kn_device_free(device, run->positions);
-	kn_device_free(device, run->own);
-	kn_device_free(device, run->other_own);
+	kn_device_free(device, run->own_memory);
+	if (sequence->pipeline->spare_user == sequence) sequence->pipeline->spare_user = NULL;
 	kn_device_free(device, run->context);
 	kn_device_free(device, run->logits);
 	kv_free(o->allocator, run->piece_rows);
@@ -416,6 +411,17 @@ enum kv_status gw_prompt_keep(struct gw_prompt_run *run, uint32_t layer)
 		run->own_tokens);
 }
 
+/* One prompt at a time goes on beside its last layer's indexing. */
+static void take_spare(struct gw_prompt_run *run)
+{
+	struct gw_pipeline *pipeline = run->sequence->pipeline;
+
+	if (run->other_own != NULL || pipeline->spare_user != NULL || run->new_count == 0) return;
+	if (run->own_stride * run->shape->kv_heads > pipeline->spare_bytes) return;
+	pipeline->spare_user = run->sequence;
+	run->other_own = pipeline->spare_rows;
+}
+
 enum kv_status gw_prompt_offload(struct gw_prompt_run *run, uint32_t layer)
 {
 	const struct gw_offload_work work = {.sequence = run->sequence,
@@ -428,7 +434,8 @@ enum kv_status gw_prompt_offload(struct gw_prompt_run *run, uint32_t layer)
 	uint8_t *own = run->own;
 
 	KV_TRY(gw_offload_begin(&work));
-	if (run->other_own == NULL) return KV_OK;
+	take_spare(run);
+	if (run->other_own == NULL) return gw_offload_finish(run->sequence);
 	run->own = run->other_own;
 	run->other_own = own;
 	return KV_OK;

@@ -2,10 +2,10 @@
  *
  *     attach known prefix → per layer: project → attend (dense) → finish → index, offload → commit
  *
- * Only one layer's key/values and the residual stream are in worker memory; two layers', where a
- * layer is indexed beside the next (see offload.c). What the store already
- * holds is attended to where it lies, in stored order: keys carry their position. Between two units
- * of this, a chunk of a layer or its end, others may decode. */
+ * Only one layer's key/values and the residual stream are in worker memory; two layers', where one
+ * is indexed beside the next (offload.c). What the store already holds is attended to where it
+ * lies, in stored order: keys carry their position. Between two units of this, a chunk of a layer
+ * or its end, others may decode. */
 #include "gpu-worker/pipeline/run_prompt.h"
 
 #include "common/base/clock.h"

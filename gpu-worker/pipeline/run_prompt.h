@@ -25,7 +25,8 @@ struct gw_prompt_run {
 	float *qkv, *attention;   /* one chunk's */
 	/* KN_DEVICE: this layer's rows from own_start on, [kv_heads][own_tokens] */
 	uint8_t *own;
-	uint8_t *other_own;       /* the next layer's, while offload reads these; NULL: the same */
+	uint8_t *other_own;       /* the next layer's, while offload reads these; NULL: there is none */
+	uint8_t *own_memory;      /* the one of both that is the run's; the other is the pipeline's */
 	size_t own_stride;        /* bytes between heads */
 	uint32_t own_tokens;
 	struct kn_span *spans;    /* context [kv_heads][span_capacity] */

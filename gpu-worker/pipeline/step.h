@@ -114,6 +114,11 @@ struct gw_pipeline {
 	struct kv_log_limit degrade_log;
 	struct gw_offload_scratch offload;      /* a prompt's; folds', too, on a unified backend */
 	struct gw_offload_scratch fold_offload; /* queued on the compute stream */
+	/* KN_DEVICE: a layer's rows of the longest prompt, for the one prompt that goes on in it while
+	 * its last layer is indexed; NULL on a unified backend. */
+	uint8_t *spare_rows;
+	size_t spare_bytes;
+	const struct gw_sequence *spare_user;   /* NULL: free */
 	/* Activations of one call, KN_DEVICE: chunk rows in prefill, max_batch in decode. */
 	float *x, *qkv, *attention;
 	float *logits;                  /* KN_DEVICE [max_batch][vocabulary]; NULL where unified */
