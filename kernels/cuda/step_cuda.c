@@ -7,8 +7,10 @@
  * executable, and that is never launched without having been updated from, or made of, what was
  * captured just before: no parameter can be stale.
  *
- * Captures are thread-local: a call that a capture forbids and that was forgotten here (cudaFree of
- * memory that the piece is to use, say) breaks the capture, and with it the stream, loudly. */
+ * Captures are relaxed: in the other modes a capture breaks, and with it the stream, when this
+ * thread calls cudaMalloc and its like, which say nothing against the piece, and which a library
+ * may call that loads a kernel when it is launched for the first time. What the mode would guard is
+ * guarded by kn_cuda_pause: memory that a piece is to use goes when the piece is done. */
 #include "kernels/cuda/backend_cuda.h"
 
 enum {
@@ -161,7 +163,7 @@ void kn_cuda_resume(struct kn_stream *stream)
 	cudaError_t error;
 
 	if (!step->open || step->direct || step->capturing || stream->failed != KV_OK) return;
-	error = cudaStreamBeginCapture(stream->compute, cudaStreamCaptureModeThreadLocal);
+	error = cudaStreamBeginCapture(stream->compute, cudaStreamCaptureModeRelaxed);
 	step->capturing = error == cudaSuccess;
 	if (step->capturing) return;
 	(void)cudaGetLastError();
