@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const char *const methods[] = {"GET ", "HEAD "};
-enum { METHODS = sizeof methods / sizeof methods[0], VERSION_BYTES = 8 };
+enum { METHODS = sizeof methods / sizeof methods[0], VERSION_BYTES = 8, MAX_METHOD = 16 };
 
 int kvs_http_begins(const char *bytes, size_t length)
 {
@@ -14,6 +14,16 @@ int kvs_http_begins(const char *bytes, size_t length)
 		if (memcmp(bytes, methods[i], length < whole ? length : whole) == 0) return 1;
 	}
 	return 0;
+}
+
+int kvs_http_other_method(const char *bytes, size_t length)
+{
+	size_t i = 0;
+
+	while (i < length && i < MAX_METHOD && bytes[i] >= 'A' && bytes[i] <= 'Z')
+		i++;
+	if (i == length) return i < MAX_METHOD;
+	return i > 0 && bytes[i] == ' ' ? 2 : 0;
 }
 
 int kvs_http_is_head(const char *bytes)
@@ -123,6 +133,8 @@ const char *kvs_http_reason(int status)
 		return "Bad Request";
 	case 404:
 		return "Not Found";
+	case 405:
+		return "Method Not Allowed";
 	case 408:
 		return "Request Timeout";
 	case 414:

@@ -21,6 +21,10 @@ struct kvs_http_request {
 /* Do these first bytes of a connection (at least one) begin an HTTP request, or may they still? */
 int kvs_http_begins(const char *bytes, size_t length);
 
+/* Are they another method and the space behind it (2), may they still become one (1), or not (0)?
+ */
+int kvs_http_other_method(const char *bytes, size_t length);
+
 /* Is it HEAD: an answer without its body? Of bytes for which the above is true. */
 int kvs_http_is_head(const char *bytes);
 

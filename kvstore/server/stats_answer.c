@@ -193,8 +193,8 @@ static void put_response(int status, const char *type, const char *policy,
 	    status, kvs_http_reason(status), type, body->length);
 	kv_text_printf(text,
 	    "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\n"
-	    "Referrer-Policy: no-referrer\r\nContent-Security-Policy: %s\r\n\r\n",
-	    policy);
+	    "Referrer-Policy: no-referrer\r\nContent-Security-Policy: %s\r\n%s\r\n",
+	    policy, status == 405 ? "Allow: GET, HEAD\r\n" : "");
 	kv_text_append(text, kv_text(body), body->length);
 	/* A body that was cut short must not pass for a whole one. */
 	if (kv_text_status(body) != KV_OK) text->status = kv_text_status(body);

@@ -28,7 +28,8 @@ enum {
 	ROOM_MS = 1000,    /* one that has been silent for so long makes room for another */
 	PAUSE_MS = 1000,   /* before accepting again, after a failure */
 	IDLE_MS = 300000,
-	COMMANDS_A_TURN = 16
+	COMMANDS_A_TURN = 16,
+	DISCARDS = 16
 };
 
 struct reader {
@@ -61,6 +62,15 @@ struct kvs_stats_socket {
 	struct kv_log_limit log;  /* of what readers do wrong */
 };
 
+/* Closing a socket with bytes that nobody has read takes its answer back. */
+static void discard(const struct reader *reader)
+{
+	char some[4096];
+
+	for (int i = 0; i < DISCARDS; i++)
+		if (recv(reader->socket, some, sizeof some, MSG_DONTWAIT) <= 0) break;
+}
+
 static void drop(struct reader *reader, const char *why)
 {
 	struct kvs_stats_socket *owner = reader->owner;
@@ -72,6 +82,7 @@ static void drop(struct reader *reader, const char *why)
 	kv_list_remove(&reader->node);
 	owner->reader_count[reader->http_only]--;
 	kv_watch_close(reader->watch);
+	if (reader->quits) discard(reader);
 	close(reader->socket);
 	kv_text_deinit(&reader->answer);
 	kv_free(owner->server->allocator, reader);
@@ -142,7 +153,10 @@ static bool run_question(struct reader *reader)
 {
 	if (!reader->length || reader->quits) return false;
 	if (reader->http_only && !speaks_http(reader)) {
-		kvs_answer_refusal(400, &reader->answer);
+		const int method = kvs_http_other_method(reader->input, reader->length);
+
+		if (method == 1) return false;
+		kvs_answer_refusal(method == 2 ? 405 : 400, &reader->answer);
 		reader->quits = true;
 		take_input(reader, reader->length);
 		return true;
@@ -263,6 +277,21 @@ static void on_reader(void *context, struct kv_watch *watch, unsigned events)
 
 /* ---- connections ---- */
 
+/* Over TCP a connection has one request, which comes with it: the oldest of those that have not
+ * asked goes at once, however often it sends a byte. */
+static struct reader *oldest_tcp(struct kvs_stats_socket *owner)
+{
+	struct kv_list *node;
+
+	KV_LIST_EACH(node, &owner->readers)
+	{
+		struct reader *reader = KV_CONTAINER_OF(node, struct reader, node);
+
+		if (reader->http_only && !behind(reader)) return reader;
+	}
+	return NULL;
+}
+
 /* Whoever holds connections and asks nothing must not keep others out. */
 static void make_room(struct kvs_stats_socket *owner, bool http_only)
 {
@@ -270,11 +299,16 @@ static void make_room(struct kvs_stats_socket *owner, bool http_only)
 	struct kv_list *node;
 
 	if (owner->reader_count[http_only] < MAX_READERS) return;
+	if (http_only) {
+		idlest = oldest_tcp(owner);
+		if (idlest) drop(idlest, "asks nothing, and others wait");
+		return;
+	}
 	KV_LIST_EACH(node, &owner->readers)
 	{
 		struct reader *reader = KV_CONTAINER_OF(node, struct reader, node);
 
-		if (reader->http_only != http_only || behind(reader)) continue;
+		if (reader->http_only || behind(reader)) continue;
 		if (!idlest || reader->active_ms < idlest->active_ms) idlest = reader;
 	}
 	if (idlest && kv_now_ms() - idlest->active_ms >= ROOM_MS)

@@ -44,6 +44,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		if (!bytes) return 0;
 		memcpy(bytes, data, length);
 		kvs_http_begins(bytes, length);
+		kvs_http_other_method(bytes, length);
 		status = kvs_http_parse(bytes, length, &request);
 		check(status, &request);
 		require(!before || before == status, "more bytes do not change a judgement");

@@ -229,15 +229,28 @@ static int take_port(void)
 	return descriptor;
 }
 
-/* More readers over TCP than there are places: they take none of the operator's. */
+static const char *ask_tcp(const char *request)
+{
+	int descriptor = connect_tcp();
+
+	put(descriptor, request);
+	return read_all(descriptor, 5000);
+}
+
+/* More readers over TCP than there are places, who begin to ask and go on by a byte: they take none
+ * of the operator's, and make room for one that asks. */
 static void crowd_tcp(void)
 {
 	int readers[40];
 
-	for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++)
+	for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++) {
 		readers[i] = connect_tcp();
+		put(readers[i], "GET /");
+	}
 	assert_true(store_fixture_wait_stat(&fixture, "stats_dropped_total", 8, 5000));
 	assert_true(begins(ask("health"), "OK ready "));
+	put(readers[38], "x");
+	assert_true(begins(ask_tcp("GET /readyz HTTP/1.1\r\nHost: a\r\n\r\n"), "HTTP/1.1 200 OK\r\n"));
 	for (size_t i = 0; i < sizeof readers / sizeof readers[0]; i++)
 		close(readers[i]);
 }
@@ -265,6 +278,11 @@ static void test_tcp(void **state)
 	put(descriptor, "drain\n");
 	assert_true(begins(read_all(descriptor, 5000), "HTTP/1.1 400 "));
 	assert_true(begins(ask("ready"), "OK ready "));
+	assert_true(begins(ask_tcp("POST /metrics HTTP/1.1\r\nHost: a\r\nContent-Length: 3\r\n\r\nabc"),
+	    "HTTP/1.1 405 "));
+	assert_non_null(strstr(answer, "Allow: GET, HEAD\r\n"));
+	assert_true(begins(ask_tcp("OPTIONS * HTTP/1.1\r\nHost: a\r\n\r\n"), "HTTP/1.1 405 "));
+	assert_true(begins(ask_tcp("ABCDEFGHIJKLMNOPQRSTUVWXYZ"), "HTTP/1.1 400 "));
 	crowd_tcp();
 	assert_true(store_fixture_deinit(&fixture, false));
 }
