@@ -234,6 +234,7 @@ static enum kv_status open_engine(struct serving *serving)
 	options.tokenizer = serving->worker.tokenizer;
 	options.max_sequences = serving->settings->max_sequences;
 	options.max_requests = serving->settings->max_requests;
+	options.sequence_bytes = serving->settings->sequence_memory;
 	options.latency_ms = serving->settings->latency_ms;
 	options.hooks.context = serving;
 	options.hooks.connect = connect_worker;

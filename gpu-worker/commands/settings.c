@@ -227,6 +227,9 @@ static const struct kv_option options[] = {
 		GW_SERVE, 1, 16),
 	NUMBER("max-requests", max_requests, "64", "requests", "Requests that may wait, at most.",
 		GW_SERVE, 1, 4096),
+	OTHER(KV_OPTION_SIZE, "sequence-memory", sequence_memory, "0",
+		"Memory of the worker that sequences may hold together, the cluster cache aside; 0: no "
+			"limit. A request for which there is none left waits.", GW_SERVE, 0, 0),
 	OTHER(KV_OPTION_DURATION, "decode-latency-target", latency_ms, "100ms",
 		"How long running answers may wait for their next token while a prompt is computed; one "
 		"chunk of a layer comes on top.", GW_SERVE, 1, LONGEST_MS),

@@ -56,7 +56,7 @@ struct gw_settings {
 	/* serve */
 	const char *listen, *worker_socket; /* worker_socket "": none */
 	uint32_t max_sequences, max_requests;
-	uint64_t max_body, idle_ms, drain_ms, latency_ms;
+	uint64_t max_body, idle_ms, drain_ms, latency_ms, sequence_memory;
 	uint32_t max_connections, address_connections;
 	uint64_t client_ms, client_rate, stream_backlog;
 	/* log */

@@ -69,6 +69,11 @@ struct gw_sequence_request {
 enum kv_status gw_sequence_open(struct gw_pipeline *pipeline,
 	const struct gw_sequence_request *request, struct gw_sequence **sequence);
 
+/* What a sequence holds of the worker's memory at most, the cluster cache aside: dense layers,
+ * window and clusters, and while its prompt is computed residual rows and a layer of it. */
+uint64_t gw_sequence_bytes(const struct gw_pipeline *pipeline, uint32_t prompt_tokens,
+	uint32_t max_tokens);
+
 /* Take over a sequence by id. `state` is borrowed from the sequence. KV of its list is attached
  * and its tokens are known; gw_sequence_replay runs the rest. There is room for as many tokens
  * as it was opened for, or max_tokens if that is more. */

@@ -143,6 +143,24 @@ static enum kv_status create(struct gw_pipeline *pipeline, uint32_t prompt_token
 	return gw_step_reserve(pipeline, made->token_capacity, cluster_bound(made));
 }
 
+uint64_t gw_sequence_bytes(const struct gw_pipeline *pipeline, uint32_t prompt_tokens,
+	uint32_t max_tokens)
+{
+	const struct gw_policy_options *policy = &pipeline->options.policy;
+	const struct gw_model_shape *shape = pipeline->shape;
+	uint64_t clustered = gw_clustered_layers(shape, pipeline->policy, policy);
+	uint64_t row = shape->kv_heads * pipeline->row_bytes;
+	uint32_t capacity = prompt_tokens + max_tokens;
+	uint32_t segments = gw_segmentation_bound(prompt_tokens, policy) + capacity / policy->fold + 2;
+	uint32_t clusters = capacity / policy->cluster_tokens + segments;
+	uint64_t layer = row * (policy->sinks + policy->window + policy->fold) +
+		gw_cluster_index_bytes(shape->kv_heads, shape->head_dim, clusters) +
+		(uint64_t)shape->kv_heads * clusters * sizeof(uint32_t);
+
+	return (shape->layers - clustered) * capacity * row + clustered * layer +
+		prompt_tokens * (shape->hidden * sizeof(float) + row);
+}
+
 static enum kv_status check_tokens(const struct gw_pipeline *pipeline, const int32_t *tokens,
 	uint32_t count)
 {

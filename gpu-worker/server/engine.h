@@ -98,6 +98,7 @@ struct gw_engine_options {
 	const struct gw_tokenizer *tokenizer;
 	uint32_t max_sequences; /* that run at once, ≤ KN_MAX_DECODE_ROWS */
 	uint32_t max_requests;  /* that wait beside them */
+	uint64_t sequence_bytes; /* that all sequences may hold together; 0: no limit */
 	uint64_t latency_ms;    /* that running answers may wait for a token, but for one unit */
 	struct gw_engine_hooks hooks;
 	gw_engine_callback *on_event; /* on the loop's thread */

@@ -22,6 +22,7 @@ struct gw_engine_request {
 	bool cancelled;
 	bool begun_prompt;    /* the prompt's run has begun */
 	uint32_t prompt_left; /* tokens of the prompt that are to be computed */
+	uint64_t bytes;       /* gw_sequence_bytes, with a limit of them */
 	bool told_opened;     /* GW_EVENT_OPENED was sent */
 	bool stalled;         /* the store has no memory for what its next step needs */
 	/* What did not fit, or was put back for others, waits at the head of the queue. */

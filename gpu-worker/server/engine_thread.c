@@ -436,6 +436,29 @@ static struct gw_engine_request *find_next(const struct gw_engine *engine)
 	return request;
 }
 
+/* Is there memory for it? KV_BUSY: not before others end. */
+static enum kv_status check_room(
+    const struct gw_engine *engine, struct gw_engine_request *request)
+{
+	uint64_t limit = engine->options.sequence_bytes, taken = 0;
+	const struct gw_session_request *asked = &request->asked;
+
+	if (limit == 0) return KV_OK;
+	/* How long a sequence is that others began is not known before it is opened. */
+	request->bytes = gw_sequence_bytes(engine->pipeline, asked->token_count, asked->max_tokens);
+	if (request->bytes > limit)
+		return kv_fail(KV_NO_MEMORY,
+		    "a prompt of %u tokens with %u to generate takes %llu bytes of the worker's memory, "
+		    "--sequence-memory is %llu; shorten the prompt or lower max_tokens",
+		    asked->token_count, asked->max_tokens, (unsigned long long)request->bytes,
+		    (unsigned long long)limit);
+	for (uint32_t i = 0; i < engine->running_count; i++)
+		taken += engine->running[i]->bytes;
+	for (uint32_t i = 0; i < engine->open_count; i++)
+		taken += engine->open[i]->bytes;
+	return taken + request->bytes <= limit ? KV_OK : KV_BUSY;
+}
+
 /* Open what waits: what is stored of a prompt says how much is left to compute. One at a time, as
  * answers that run may wait for their next token. */
 static void open_one(struct gw_engine *engine)
@@ -449,8 +472,14 @@ static void open_one(struct gw_engine *engine)
 		return;
 	request = find_next(engine);
 	if (request == NULL) return;
+	status = check_room(engine, request);
+	if (status == KV_BUSY) return;
 	take(engine, request);
 	gw_log_subject(request);
+	if (status != KV_OK) {
+		finish(engine, request, status);
+		return;
+	}
 	status = open_session(engine, request);
 	if (status != KV_OK) {
 		if (!postpone(engine, request, status)) finish(engine, request, status);

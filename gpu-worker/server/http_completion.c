@@ -189,6 +189,7 @@ struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
 {
 	static const char bad[] = "invalid_request_error", broken[] = "server_error";
 	const struct gw_http_error full = {503, broken, "store_full"};
+	const struct gw_http_error large = {503, broken, "worker_memory"};
 	const struct gw_http_error model = {404, bad, "model_not_found"};
 	const struct gw_http_error held = {409, bad, "sequence_in_use"};
 	static const struct {
@@ -211,6 +212,7 @@ struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
 	/* Before the engine only a model can be looked for. */
 	if (!by_engine && status == KV_NOT_FOUND) return model;
 	if (by_engine && status == KV_LIMIT) return full;
+	if (by_engine && status == KV_NO_MEMORY) return large;
 	if (by_engine && status == KV_BUSY) return held;
 	for (size_t i = 0; i < sizeof table / sizeof table[0]; i++)
 		if (table[i].status == status) return table[i].error;

@@ -203,6 +203,38 @@ static long metric(const char *name)
 	return value;
 }
 
+/* The worker has memory for one of two: the second begins when the first has ended. What is larger
+ * than all memory is refused. */
+static void sequences_that_do_not_fit_together_wait(void **state)
+{
+	static const char MORE[] = "\"max_tokens\":50";
+	const char *const one_of_two[] = {"--sequence-memory", "4MiB", NULL};
+	struct serve_call running, waiting;
+	struct serve_reply reply;
+	char *texts[2];
+
+	(void)state;
+	answers_alone(2, 1500, MORE, texts);
+	start(one_of_two);
+	open_call(&running, 0, 1500, "\"max_tokens\":1500,\"stream\":true");
+	assert_true(serve_call_tokens(&running, 1));
+	open_call(&waiting, 1, 1500, MORE);
+	assert_true(serve_wait_number(&worker, "waiting", 1));
+	assert_true(serve_call_tokens(&running, 100));
+	assert_true(serve_wait_number(&worker, "waiting", 1));
+	serve_call_close(&running);
+	assert_true(serve_call_finish(&waiting, &reply));
+	assert_string_equal(text_of(&reply), texts[1]);
+	serve_reply_deinit(&reply);
+	open_call(&waiting, 2, 12000, MORE);
+	assert_true(serve_call_finish(&waiting, &reply));
+	assert_int_equal(reply.code, 503);
+	assert_non_null(strstr(reply.body, "--sequence-memory"));
+	serve_reply_deinit(&reply);
+	free(texts[0]);
+	free(texts[1]);
+}
+
 /* Prompts that do not fit into the store together are computed one after the other. */
 static void prompts_that_do_not_fit_together_wait(void **state)
 {
@@ -246,6 +278,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_teardown(a_short_prompt_overtakes_a_long_one, stop),
 	    cmocka_unit_test_teardown(the_same_prompt_waits_and_is_found, stop),
+	    cmocka_unit_test_teardown(sequences_that_do_not_fit_together_wait, stop),
 	    cmocka_unit_test_teardown(prompts_that_do_not_fit_together_wait, stop_both),
 	    cmocka_unit_test_teardown(answers_that_do_not_fit_together_are_put_back, stop_both),
 	    cmocka_unit_test_teardown(what_never_fits_is_refused, stop_both),
