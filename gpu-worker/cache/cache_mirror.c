@@ -4,8 +4,8 @@
 
 #include "gpu-worker/cache/cluster_cache_internal.h"
 
-/* Changes that go with one copy operation, and the bytes of the longest: a slot, or ten pages of a
- * chain that follow each other in the array. */
+/* Changes that are sent together, and the bytes of the longest: a slot, or ten pages of a chain
+ * that follow each other in the array. */
 enum { MAX_PATCHES = 16384, PATCH_BYTES = sizeof(struct kn_cache_slot) };
 
 struct gw_cache_mirror {
@@ -114,12 +114,18 @@ static enum kv_status send(struct gw_cluster_cache *cache)
 {
 	const struct kn_device *device = &cache->options.device;
 	struct gw_cache_mirror *mirror = cache->mirror;
-	const struct kn_copy_arguments a = {mirror->patches, mirror->patch_count};
+	struct kn_copy_arguments a = {mirror->patches, 0};
+	uint32_t left = mirror->patch_count;
 
-	if (mirror->patch_count == 0) return KV_OK;
+	if (left == 0) return KV_OK;
 	mirror->patch_count = 0;
 	mirror->in_flight = 1;
-	return device->ops->copy(device->backend, device->stream, &a);
+	for (; left > 0; left -= a.job_count) {
+		a.jobs += a.job_count;
+		a.job_count = left < GW_CACHE_MIRROR_COPIES ? left : (uint32_t)GW_CACHE_MIRROR_COPIES;
+		KV_TRY(device->ops->copy(device->backend, device->stream, &a));
+	}
+	return KV_OK;
 }
 
 /* Before the host writes values again. */

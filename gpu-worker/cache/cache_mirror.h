@@ -7,8 +7,8 @@
  * where their copies, queued earlier on the same stream, have put them. To empty the cache is one
  * number: slots carry the count of the times that it was emptied, which lookups compare.
  *
- * Changes go from one buffer that operations reach straight into place, by one copy operation;
- * where there are more of them than it holds (after a step that the host looked up) by several.
+ * Changes go from one buffer that operations reach straight into place, by one copy operation as a
+ * rule; by several where there are many (after a step that missed all, or that the host looked up).
  *
  * Which slots were used comes back as an array, downloaded with the step and read where the hand of
  * CLOCK passes: to have it in memory of the host would cost every lookup a write over the bus.
@@ -21,6 +21,10 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+
+/* Copies that go with one operation, at most: their descriptors fit into what a stream has for them
+ * from the start (64 KiB on CUDA), so that no update makes it take more. */
+enum { GW_CACHE_MIRROR_COPIES = 2048 };
 
 /* Device memory of the mirror of a cache of so many pages. */
 size_t gw_cache_mirror_bytes(size_t pages);
