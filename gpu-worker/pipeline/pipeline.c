@@ -241,9 +241,9 @@ enum kv_status gw_pipeline_create(const struct gw_pipeline_options *options,
 	KV_TRY_GOTO(status, create_cache(made), fail);
 	KV_TRY_GOTO(status, create_rows(made), fail);
 	KV_TRY_GOTO(status, open_audit(made), fail);
-	if (options->reserve) KV_TRY_GOTO(status, reserve(made), fail);
 	if (options->store != NULL) made->generation = kvc_generation(options->store);
 	KV_TRY_GOTO(status, gw_device_step_create(made), fail);
+	if (options->reserve) KV_TRY_GOTO(status, reserve(made), fail);
 	*pipeline = made;
 	return KV_OK;
 fail:

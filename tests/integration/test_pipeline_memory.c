@@ -10,6 +10,7 @@
 
 #include <cmocka.h>
 
+#include "gpu-worker/pipeline/device_step.h"
 #include "gpu-worker/pipeline/memory_plan.h"
 #include "tests/lib/pipeline_fixture.h"
 
@@ -140,6 +141,34 @@ static void what_is_taken_was_planned(void **state)
 	compare("full", 0, KN_KV_F16);
 }
 
+/* No sequence that opens later, however long, makes steps take more. */
+static void what_steps_need_is_there_from_the_start(void **state)
+{
+	struct kvt_worker worker;
+	struct gw_pipeline *pipeline;
+	struct gw_sequence *sequence = NULL;
+	struct gw_step_room room;
+	int32_t ids[PROMPT];
+	struct gw_sequence_request request = {.tokens = ids, .token_count = PROMPT,
+	    .max_tokens = ROOM};
+
+	(void)state;
+	kvt_worker_open(&worker, model_name, 1);
+	worker.options.context = CONTEXT;
+	worker.options.reserve = 1;
+	kvt_store_open(&worker, 0);
+	pipeline = kvt_pipeline_open(&worker);
+	room = pipeline->device_step->room;
+	assert_non_null(room.staging);
+	assert_non_null(room.misses);
+	kvt_make_prompt(&worker, 1, ids, PROMPT);
+	must(gw_sequence_open(pipeline, &request, &sequence));
+	assert_memory_equal(&pipeline->device_step->room, &room, sizeof room);
+	gw_sequence_close(sequence, 0);
+	gw_pipeline_destroy(pipeline);
+	kvt_worker_close(&worker);
+}
+
 /* Without --cache the cluster cache gets what is left, as far as it is of use. */
 static void the_rest_is_the_cache(void **state)
 {
@@ -163,6 +192,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(what_is_taken_was_planned),
+	    cmocka_unit_test(what_steps_need_is_there_from_the_start),
 	    cmocka_unit_test(the_rest_is_the_cache),
 	};
 
