@@ -294,8 +294,8 @@ enum { KN_CACHE_PAGE_ROWS = 16 }; /* KV rows of one page */
 
 /* A slot of the cluster cache as operations see it. */
 struct kn_cache_slot {
-	uint64_t generation;           /* the store's boot generation; 0: the slot is free */
-	uint64_t segment;              /* never reused within a generation */
+	uint64_t generation;           /* of the cache's contents; 0: the slot is free */
+	uint64_t segment;              /* never reused within one */
 	uint32_t layer, head, cluster; /* the cluster's number in its segment */
 	uint32_t held;                 /* leading rows that are valid */
 	uint32_t first_page;           /* of its chain */
@@ -310,7 +310,7 @@ struct kn_cache_table {
 	const uint8_t *memory;             /* [page_count][KN_CACHE_PAGE_ROWS][row_bytes] */
 	uint32_t *used_step;               /* [slot_count] or NULL: raised to `step` where looked up */
 	size_t row_bytes;
-	uint64_t generation; /* the current one, not 0 */
+	uint64_t generation; /* the current one, not 0: slots of another are nobody's */
 	uint32_t slot_count, page_count;
 	uint32_t step; /* of the worker, ascending */
 };

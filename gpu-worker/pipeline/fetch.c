@@ -291,7 +291,6 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 		job->out = pipeline->attention + (size_t)row * shape->heads * shape->head_dim + first_head;
 		job->spans = round->spans + first_span;
 		job->span_count = round->span_count - first_span;
-		job->spans_written = NULL;
 		job->estimate = selections[head].estimate;
 		job->exact_mass = job->estimate.clusters > 0
 			? round->exact_mass + (size_t)round->job_count * group
