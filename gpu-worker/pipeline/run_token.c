@@ -125,6 +125,7 @@ static enum kv_status run_step(struct gw_pipeline *pipeline, struct gw_sequence 
 /* May this sequence take part? Its lease must hold, and its window must have room. */
 static enum kv_status prepare(struct gw_sequence *sequence)
 {
+	sequence->refused = 0;
 	if (sequence->failed != KV_OK) {
 		kv_fail(sequence->failed, "%s", sequence->failure);
 		return sequence->failed;
