@@ -64,35 +64,42 @@ static int stop(void **state)
 	return serve_fixture_stop(&worker, false) ? 0 : -1;
 }
 
-static bool has_text(struct serve_call *call)
+/* Where the log says that the answer to a prompt of this length has ended. */
+static long end_in_log(uint32_t prompt)
 {
-	bool ended = serve_call_ended(call);
+	char line[2048], word[32];
+	FILE *log = fopen(worker.log, "r");
+	long at = -1;
 
-	return ended || strstr(call->raw, "\"tokens\":1}") != NULL;
+	assert_non_null(log);
+	snprintf(word, sizeof word, " prompt=%u ", prompt);
+	while (fgets(line, sizeof line, log) != NULL)
+		if (strstr(line, "answer ") != NULL && strstr(line, word) != NULL) at = ftell(log);
+	fclose(log);
+	assert_true(at >= 0);
+	return at;
 }
 
-/* A short prompt has its first token before a long one that came first is through; so has one that
- * comes when two are open. */
+/* A short prompt has its answer before a long one that came first is through; so has one that comes
+ * when two are open. */
 static void a_short_prompt_overtakes_a_long_one(void **state)
 {
+	static const char STREAM[] = "\"stream\":true,\"max_tokens\":4";
 	const char *const small_chunks[] = {"--chunk", "16", NULL};
-	struct serve_call long_one, longer, shorter;
+	struct serve_call calls[3];
 
 	(void)state;
 	start(small_chunks);
-	open_call(&longer, 1, 12000, "\"stream\":true,\"max_tokens\":4");
-	assert_true(serve_call_read(&longer, ": prefill"));
-	open_call(&long_one, 2, 5500, "\"stream\":true,\"max_tokens\":4");
-	assert_true(serve_call_read(&long_one, ": prefill"));
-	open_call(&shorter, 3, 100, "\"stream\":true,\"max_tokens\":4");
-	assert_true(serve_call_read(&shorter, "[DONE]"));
-	assert_false(has_text(&long_one));
-	assert_true(serve_call_read(&long_one, "[DONE]"));
-	assert_false(has_text(&longer));
-	assert_true(serve_call_read(&longer, "[DONE]"));
-	serve_call_close(&shorter);
-	serve_call_close(&long_one);
-	serve_call_close(&longer);
+	open_call(&calls[0], 1, 6000, STREAM);
+	assert_true(serve_call_read(&calls[0], ": prefill"));
+	open_call(&calls[1], 2, 2500, STREAM);
+	open_call(&calls[2], 3, 100, STREAM);
+	for (int i = 0; i < 3; i++) {
+		assert_true(serve_call_read(&calls[i], "[DONE]"));
+		serve_call_close(&calls[i]);
+	}
+	assert_true(end_in_log(100) < end_in_log(2500));
+	assert_true(end_in_log(2500) < end_in_log(6000));
 }
 
 static json_int_t found_in(const struct serve_reply *reply)
