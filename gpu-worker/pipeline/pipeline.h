@@ -125,14 +125,16 @@ enum kv_status gw_sequence_accept(struct gw_sequence *sequence, int32_t token,
 
 /* One decode step: run the last accepted token of each sequence; logits[count][vocabulary]
  * follow it. A failure that concerns one sequence is put into failures[i], with its sentence in
- * gw_sequence_failure (the others go on); the return value is about the call as a whole. KV_LIMIT:
- * the store has no memory for the sequence's fold. Nothing was changed then, a later step may
- * succeed. */
+ * gw_sequence_failure (the others go on); the return value is about the call as a whole. */
 enum kv_status gw_run_token(struct gw_pipeline *pipeline, struct gw_sequence *const *batch,
 	uint32_t count, float *logits, enum kv_status *failures);
 
 /* Why a sequence failed; "" when it did not. */
 const char *gw_sequence_failure(const struct gw_sequence *sequence);
+
+/* Was it left out of the last step (KV_LIMIT) because the store has no memory for its fold? Nothing
+ * was changed then, a later step may succeed; any other failure is the sequence's end. */
+int gw_sequence_refused(const struct gw_sequence *sequence);
 
 /* After resume: run what the store's list does not hold, up to the last known token; logits
  * follow it. Where that begins in the prompt, it is told and can be given up as gw_run_prompt. */

@@ -18,6 +18,11 @@ const char *gw_sequence_failure(const struct gw_sequence *sequence)
 	return sequence->failure;
 }
 
+int gw_sequence_refused(const struct gw_sequence *sequence)
+{
+	return sequence->refused;
+}
+
 /* Most clusters that a head of a clustered layer can come to have. */
 static uint32_t cluster_bound(const struct gw_sequence *sequence)
 {

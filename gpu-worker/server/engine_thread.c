@@ -576,7 +576,7 @@ static void step(
 		struct gw_session *session = requests[i]->session;
 		struct gw_engine_result *result = &requests[i]->result;
 
-		requests[i]->stalled = whole == KV_OK && failures[i] == KV_LIMIT;
+		requests[i]->stalled = whole == KV_OK && gw_sequence_refused(batch[i]);
 		if (requests[i]->stalled) {
 			snprintf(result->message, sizeof result->message, "%s", gw_sequence_failure(batch[i]));
 			continue;

@@ -17,6 +17,7 @@
 enum { MOST = 1500, PROMPT = 500, STEPS = 8 };
 
 static uint32_t begun, ended, fail_begin, fail_end; /* units; which one fails, 0: none */
+static enum kv_status failure = KV_DISCONNECTED;    /* with what */
 
 enum kv_status __real_kvc_unit_begin(struct kvc_sequence *sequence,
     const struct kvc_segment *segment, uint32_t layer, uint8_t **memory, uint64_t *bytes);
@@ -26,7 +27,7 @@ enum kv_status __wrap_kvc_unit_begin(struct kvc_sequence *sequence,
 enum kv_status __wrap_kvc_unit_begin(struct kvc_sequence *sequence,
     const struct kvc_segment *segment, uint32_t layer, uint8_t **memory, uint64_t *bytes)
 {
-	if (++begun == fail_begin) return kv_fail(KV_DISCONNECTED, "the store is gone");
+	if (++begun == fail_begin) return kv_fail(failure, "the store is gone");
 	return __real_kvc_unit_begin(sequence, segment, layer, memory, bytes);
 }
 
@@ -398,6 +399,41 @@ static void a_missing_order_shows(void **state)
 	bench_close(&discrete);
 }
 
+/* A store without memory for a fold leaves the sequence as it was; a limit that is met later, when
+ * clusters were replaced, does not. */
+static void a_limit_within_a_fold_is_the_end(void **state)
+{
+	struct bench cpu;
+	int32_t ids[PROMPT];
+	struct kvt_question question = {.prompt = ids, .prompt_tokens = PROMPT, .room = 200};
+	struct kvt_talk talk;
+	struct gw_sequence *batch[1];
+	enum kv_status failed = KV_OK;
+	uint32_t steps = 0;
+
+	(void)state;
+	bench_open(&cpu, "cpu", 256);
+	kvt_make_prompt(&cpu.worker, 9, ids, PROMPT);
+	kvt_talk_begin(&talk, cpu.pipeline, &question);
+	batch[0] = talk.sequence;
+	fail_units(1, 0);
+	failure = KV_LIMIT;
+	while (failed == KV_OK && steps++ < 200) {
+		assert_int_equal(gw_sequence_accept(batch[0], 5, "", 0), KV_OK);
+		assert_int_equal(gw_run_token(cpu.pipeline, batch, 1, talk.logits, &failed), KV_OK);
+	}
+	failure = KV_DISCONNECTED;
+	assert_int_equal(begun, 1);
+	assert_int_equal(failed, KV_LIMIT);
+	assert_false(gw_sequence_refused(batch[0]));
+	assert_int_equal(gw_run_token(cpu.pipeline, batch, 1, talk.logits, &failed), KV_OK);
+	assert_int_equal(failed, KV_LIMIT);
+	assert_int_equal(begun, 1);
+	fail_units(0, 0);
+	kvt_talk_end(&talk);
+	bench_close(&cpu);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -409,6 +445,7 @@ int main(void)
 	    cmocka_unit_test(memory_may_grow_meanwhile),
 	    cmocka_unit_test(prompts_may_take_turns),
 	    cmocka_unit_test(a_missing_order_shows),
+	    cmocka_unit_test(a_limit_within_a_fold_is_the_end),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
