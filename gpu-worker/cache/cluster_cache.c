@@ -214,6 +214,11 @@ static uint32_t new_slot(struct gw_cluster_cache *cache, const struct gw_map_key
 	return index;
 }
 
+static struct gw_map_key map_key(const struct gw_cache_key *key)
+{
+	return (struct gw_map_key){key->segment, key->layer, key->head, key->cluster, 0};
+}
+
 static uint32_t find(const struct gw_cluster_cache *cache, const struct gw_map_key *key,
 	const uint32_t *hint)
 {
@@ -225,6 +230,15 @@ static uint32_t find(const struct gw_cluster_cache *cache, const struct gw_map_k
 	return kv_hash_map_find(cache->map, key, &found) ? (uint32_t)found : (uint32_t)NONE;
 }
 
+void gw_cluster_cache_find(const struct gw_cluster_cache *cache, const struct gw_cache_key *wanted,
+	uint32_t *hint)
+{
+	const struct gw_map_key key = map_key(wanted);
+	uint32_t index = find(cache, &key, hint);
+
+	if (index != NONE) *hint = index;
+}
+
 void gw_cluster_cache_prefetch(const struct gw_cluster_cache *cache, uint32_t hint)
 {
 	if (hint < cache->page_count) __builtin_prefetch(&cache->slots[hint], 1);
@@ -234,8 +248,7 @@ void gw_cluster_cache_prefetch(const struct gw_cluster_cache *cache, uint32_t hi
 static struct gw_cache_grant take(struct gw_cluster_cache *cache,
 	const struct gw_cache_key *wanted, uint32_t count, uint32_t *hint)
 {
-	const struct gw_map_key key = {wanted->segment, wanted->layer, wanted->head, wanted->cluster,
-		0};
+	const struct gw_map_key key = map_key(wanted);
 	struct gw_cache_grant grant = {NONE, 0, 1};
 	uint32_t index = find(cache, &key, hint), more;
 	uint64_t pinned_before;

@@ -78,6 +78,10 @@ struct gw_cache_grant gw_cluster_cache_admit(struct gw_cluster_cache *cache,
 /* Add what a device's own lookups found (hits and misses) to the figures. */
 void gw_cluster_cache_count(struct gw_cluster_cache *cache, const struct gw_cache_stats *found);
 
+/* Where a cluster is, without use of it: *hint becomes its slot; where it has none, it stays. */
+void gw_cluster_cache_find(const struct gw_cluster_cache *cache, const struct gw_cache_key *key,
+	uint32_t *hint);
+
 /* Start to load what acquire will read for a hint. */
 void gw_cluster_cache_prefetch(const struct gw_cluster_cache *cache, uint32_t hint);
 

@@ -54,12 +54,9 @@ static enum kv_status admit_miss(struct gw_sequence *sequence, uint32_t layer, u
 	size_t cell = (size_t)head * index->capacity + miss->cluster;
 	struct gw_cache_grant grant;
 	struct gw_cache_key key;
-	uint32_t ordinal;
 
 	KV_TRY(check_miss(pipeline, index, miss));
-	ordinal = index->segment_of[miss->cluster];
-	key = (struct gw_cache_key){sequence->segments[ordinal]->id, layer, head,
-		miss->cluster - index->segment_first[ordinal]};
+	key = gw_cluster_key(sequence, layer, head, miss->cluster);
 	grant = gw_cluster_cache_admit(pipeline->cache, &key, miss->count, &state->slot_hints[cell]);
 	if (grant.slot == UINT32_MAX) return KV_OK;
 	gw_cache_mirror_hint(pipeline->cache, sequence->map->layers[layer].hints + cell, grant.slot);

@@ -50,6 +50,7 @@ struct gw_step_map {
 	uint64_t *ids;               /* the host's, to be uploaded: [segments] */
 	const uint8_t **unit_rows;   /* [layers][kv_heads][segments] */
 	uint32_t segments, clusters; /* capacity */
+	uint32_t hinted;             /* leading segments whose clusters were looked for in the cache */
 	uint64_t seen_list, seen_index, seen_memory;
 	int made, reachable;
 	int hints_stale;             /* the host has found slots since they were uploaded */

@@ -193,10 +193,8 @@ static void locate(const struct gw_sequence *sequence, uint32_t layer, uint32_t 
 	place->segment = sequence->segments[ordinal];
 	place->offset = head * unit->layout.head_bytes + unit->layout.rows +
 		(uint64_t)first * unit->shape.row_bytes;
-	place->key.segment = place->segment->id;
-	place->key.layer = place->layer = layer;
-	place->key.head = head;
-	place->key.cluster = extent->cluster - index->segment_first[ordinal];
+	place->key = gw_cluster_key(sequence, layer, head, extent->cluster);
+	place->layer = layer;
 	place->count = extent->count;
 	place->hint = hint_of(sequence, layer, head, extent);
 }

@@ -127,6 +127,17 @@ struct gw_pipeline {
 	struct kn_device audit_device;  /* where --audit computes: on memory of the host */
 };
 
+/* A cluster's name in the cache: of a KV head, by its number in the sequence's index. */
+static inline struct gw_cache_key gw_cluster_key(const struct gw_sequence *sequence,
+	uint32_t layer, uint32_t head, uint32_t cluster)
+{
+	const struct gw_cluster_index *index = sequence->layers[layer].index;
+	uint32_t ordinal = index->segment_of[cluster];
+
+	return (struct gw_cache_key){sequence->segments[ordinal]->id, layer, head,
+		cluster - index->segment_first[ordinal]};
+}
+
 /* Let what is queued come to its end, so that memory may go: after a failure, whose message stays
  * unless the device has a reason of its own. */
 static inline void gw_pipeline_settle(const struct gw_pipeline *pipeline)

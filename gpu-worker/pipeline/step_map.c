@@ -145,21 +145,56 @@ static enum kv_status upload_layer(struct gw_sequence *sequence, uint32_t layer)
 	return upload_hints(sequence, layer);
 }
 
+/* Lookups find by hint only, and what another sequence has brought over gave this one no hint: the
+ * cache is asked once for each cluster, of segments from `first` on. */
+static void find_slots(struct gw_sequence *sequence, uint32_t layer, uint32_t first)
+{
+	const struct gw_layer_state *state = &sequence->layers[layer];
+	const struct gw_cluster_index *index = state->index;
+	uint32_t from = first < index->segments ? index->segment_first[first] : index->clusters;
+
+	for (uint32_t head = 0; head < sequence->pipeline->shape->kv_heads; head++)
+		for (uint32_t cluster = from; cluster < index->clusters; cluster++) {
+			struct gw_cache_key key = gw_cluster_key(sequence, layer, head, cluster);
+
+			gw_cluster_cache_find(sequence->pipeline->cache, &key,
+				state->slot_hints + (size_t)head * index->capacity + cluster);
+		}
+}
+
+/* Leading segments that are the same as when they were looked for. */
+static uint32_t hinted(const struct gw_sequence *sequence)
+{
+	const struct gw_step_map *map = sequence->map;
+	uint32_t same = 0;
+
+	while (same < map->hinted && same < sequence->segment_count &&
+		map->ids[same] == sequence->segments[same]->id)
+		same++;
+	return same;
+}
+
 static enum kv_status make(struct gw_sequence *sequence)
 {
 	struct gw_step_map *map = sequence->map;
+	uint32_t known = hinted(sequence);
 
 	map->reachable = 1;
 	for (uint32_t layer = 0; map->reachable && layer < sequence->pipeline->shape->layers; layer++)
 		if (sequence->layers[layer].ops->clustered)
 			map->reachable = find_units(sequence, layer);
 	if (!map->reachable) return KV_OK;
+	map->hinted = known;
 	for (uint32_t i = 0; i < sequence->segment_count; i++)
 		map->ids[i] = sequence->segments[i]->id;
 	KV_TRY(kn_device_upload(&sequence->pipeline->device, map->segment_ids, map->ids,
 		sequence->segment_count * sizeof *map->ids));
-	for (uint32_t layer = 0; layer < sequence->pipeline->shape->layers; layer++)
-		if (sequence->layers[layer].ops->clustered) KV_TRY(upload_layer(sequence, layer));
+	for (uint32_t layer = 0; layer < sequence->pipeline->shape->layers; layer++) {
+		if (!sequence->layers[layer].ops->clustered) continue;
+		find_slots(sequence, layer, known);
+		KV_TRY(upload_layer(sequence, layer));
+	}
+	map->hinted = sequence->segment_count;
 	map->hints_stale = 0;
 	return KV_OK;
 }

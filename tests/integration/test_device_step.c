@@ -250,6 +250,48 @@ static void so_they_are_when_the_host_takes_turns(void **state)
 	same_figures(3);
 }
 
+/* One after the other over one prompt: the second finds what the first brought over, and folds. */
+static void join(struct kvt_worker *worker, struct kvt_talk *talks)
+{
+	struct gw_pipeline *pipeline = kvt_pipeline_open(worker);
+	struct kvt_question question = {.prompt_tokens = PROMPT, .room = STEPS};
+	int32_t ids[PROMPT];
+
+	kvt_make_prompt(worker, 5, ids, PROMPT);
+	question.prompt = ids;
+	for (uint32_t i = 0; i < 2; i++)
+		kvt_talk_run(&talks[i], pipeline, &question, STEPS);
+}
+
+static void what_another_brought_over_is_found(void **state)
+{
+	struct kvt_talk host[2], device[2];
+	struct kvt_worker worker, other;
+
+	(void)state;
+	open_reference(&worker, LARGE_CACHE);
+	join(&worker, host);
+	start_store(NULL);
+	open_device(&other, LARGE_CACHE);
+	join(&other, device);
+	for (uint32_t i = 0; i < 2; i++) {
+		const struct gw_report *a = report_of(&host[i]), *b = report_of(&device[i]);
+
+		kvt_assert_same(&host[i], &device[i], 0, STEPS);
+		assert_int_equal(b->device_steps, STEPS - 1);
+		assert_memory_equal(&a->cache, &b->cache, sizeof a->cache);
+	}
+	assert_true(report_of(&device[1])->cache.miss_tokens <
+	    report_of(&device[0])->cache.miss_tokens / 2);
+	end_talks(&worker, host, 2);
+	end_talks(&other, device, 2);
+	end_store();
+	for (uint32_t i = 0; i < 2; i++) {
+		kvt_talk_end(&host[i]);
+		kvt_talk_end(&device[i]);
+	}
+}
+
 /* ---- what the device cannot reach ---- */
 
 static uint32_t registered, refusals;
@@ -519,6 +561,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test(so_they_are_with_evictions_and_full_staging),
 	    cmocka_unit_test(the_figures_are_the_hosts),
 	    cmocka_unit_test(so_they_are_when_the_host_takes_turns),
+	    cmocka_unit_test(what_another_brought_over_is_found),
 	    cmocka_unit_test(memory_that_is_refused_is_the_hosts_to_read),
 	    cmocka_unit_test(so_is_what_must_be_verified),
 	    cmocka_unit_test(memory_comes_and_goes),

@@ -165,6 +165,36 @@ static void keys_are_compared_by_their_numbers(void **state)
 	gw_cluster_cache_destroy(cache);
 }
 
+/* Nothing of the cache changes by it: neither what it holds nor its figures. */
+static void a_cluster_is_found_without_use_of_it(void **state)
+{
+	struct gw_cluster_cache *cache = open_cache(4, 2);
+	struct gw_cache_key held = key_of(0), other = key_of(1);
+	struct gw_cache_stats before, after;
+	uint32_t slot = use(cache, 0, PAGE) == 0 ? 77 : 0, none = 55;
+
+	(void)state;
+	next_round(cache);
+	before = gw_cluster_cache_stats(cache);
+	gw_cluster_cache_find(cache, &held, &slot);
+	gw_cluster_cache_find(cache, &other, &none);
+	after = gw_cluster_cache_stats(cache);
+	assert_memory_equal(&before, &after, sizeof before);
+	assert_int_equal(none, 55);
+	assert_int_equal(gw_cluster_cache_acquire(cache, &held, PAGE, NULL).slot, slot);
+	next_round(cache);
+	/* It leaves as if nobody had asked. */
+	for (int i = 0; i < 3; i++) {
+		gw_cluster_cache_find(cache, &held, &slot);
+		gw_cluster_cache_step(cache);
+	}
+	assert_int_equal(gw_cluster_cache_stats(cache).evictions, 1);
+	slot = 77;
+	gw_cluster_cache_find(cache, &held, &slot);
+	assert_int_equal(slot, 77);
+	gw_cluster_cache_destroy(cache);
+}
+
 static void a_hint_is_never_trusted(void **state)
 {
 	struct gw_cluster_cache *cache = open_cache(4, 0);
@@ -607,6 +637,7 @@ int main(void)
 	    cmocka_unit_test(a_longer_extent_is_a_hit_for_what_is_held),
 	    cmocka_unit_test(keys_are_compared_by_their_numbers),
 	    cmocka_unit_test(a_hint_is_never_trusted),
+	    cmocka_unit_test(a_cluster_is_found_without_use_of_it),
 	    cmocka_unit_test(the_clock_passes_over_what_was_used_again),
 	    cmocka_unit_test(what_a_round_uses_stays_and_the_rest_is_staged),
 	    cmocka_unit_test(a_page_is_the_smallest_cache),
