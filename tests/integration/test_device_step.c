@@ -19,7 +19,7 @@
 
 static const char *transport = "map";
 
-enum { PROMPT = 700, STEPS = 110, TALKS = 4, SMALL_CACHE = 400000, LARGE_CACHE = 64 << 20,
+enum { PROMPT = KVT_TALK_PROMPT, STEPS = 110, SMALL_CACHE = 400000, LARGE_CACHE = 64 << 20,
 	TIGHT = 12 };
 
 static struct store_fixture fixture;
@@ -42,24 +42,6 @@ static void end_store(void)
 	assert_true(store_fixture_deinit(&fixture, false));
 }
 
-static void connect_store(struct kvt_worker *worker)
-{
-	struct kvc_options options = {.address = fixture.address,
-	    .transport = transport,
-	    .name = "test",
-	    .model_name = "tiny",
-	    .connect_ms = 5000};
-
-	kvt_store_close(worker);
-	worker->store_allocator = kv_allocator_create("store", 0);
-	options.allocator = worker->store_allocator;
-	gw_pipeline_layout(
-	    worker->shape, &worker->options.policy, worker->options.kv_type, &options.layout);
-	kv_log_set_level(KV_LOG_WARNING);
-	if (kvc_open(&options, &worker->store) != KV_OK) fail_msg("%s", kv_error_message());
-	worker->options.store = worker->store;
-}
-
 static void open_worker(struct kvt_worker *worker, const char *backend, uint64_t cache)
 {
 	assert_int_equal(setenv("CLUSTERKV_TEST_BACKEND", backend, 1), 0);
@@ -80,7 +62,7 @@ static void open_reference(struct kvt_worker *worker, uint64_t cache)
 static void open_device(struct kvt_worker *worker, uint64_t cache)
 {
 	open_worker(worker, "discrete", cache);
-	connect_store(worker);
+	kvt_store_connect(worker, fixture.address, transport);
 }
 
 static const struct gw_report *report_of(const struct kvt_talk *talk)
@@ -101,28 +83,17 @@ static void set_staging(struct gw_pipeline *pipeline, int tight)
 	if (!tight) whole = 0;
 }
 
-/* The first is computed; the second finds all of it, the third a piece, the fourth nothing. All of
- * them decode together, and fold. */
+/* All of them decode together, and fold. */
 static void converse(struct kvt_worker *worker, struct kvt_talk *talks, uint32_t tight_every)
 {
-	static const uint32_t lengths[TALKS] = {PROMPT, PROMPT, 450, 300};
-	struct gw_pipeline *pipeline = kvt_pipeline_open(worker);
-	struct kvt_talk *batch[TALKS];
-	int32_t ids[PROMPT], other[PROMPT];
+	struct kvt_talk *batch[KVT_TALKS];
 
-	kvt_make_prompt(worker, 1, ids, PROMPT);
-	kvt_make_prompt(worker, 2, other, PROMPT);
-	for (uint32_t i = 0; i < TALKS; i++) {
-		struct kvt_question question = {
-		    .prompt = i == 3 ? other : ids, .prompt_tokens = lengths[i], .room = STEPS};
-
-		kvt_talk_begin(&talks[i], pipeline, &question);
+	kvt_talks_begin(talks, worker, STEPS);
+	for (uint32_t i = 0; i < KVT_TALKS; i++)
 		batch[i] = &talks[i];
-	}
-	assert_int_equal(gw_sequence_prefix_hit(talks[1].sequence), PROMPT - 1);
 	for (uint32_t step = 1; step < STEPS; step++) {
-		if (tight_every > 0) set_staging(pipeline, step % tight_every == 0);
-		kvt_talk_step(batch, TALKS);
+		if (tight_every > 0) set_staging(talks[0].pipeline, step % tight_every == 0);
+		kvt_talk_step(batch, KVT_TALKS);
 	}
 }
 
@@ -138,18 +109,18 @@ static void end_talks(struct kvt_worker *worker, struct kvt_talk *talks, uint32_
 
 static void same_bits(uint64_t cache, uint32_t budget, uint32_t tight_every)
 {
-	struct kvt_talk host[TALKS], device[TALKS];
+	struct kvt_talk host[KVT_TALKS], device[KVT_TALKS];
 	struct kvt_worker worker;
 
 	open_reference(&worker, cache);
 	worker.options.policy.budget = budget;
 	converse(&worker, host, 0);
-	end_talks(&worker, host, TALKS);
+	end_talks(&worker, host, KVT_TALKS);
 	start_store(NULL);
 	open_device(&worker, cache);
 	worker.options.policy.budget = budget;
 	converse(&worker, device, tight_every);
-	for (uint32_t i = 0; i < TALKS; i++) {
+	for (uint32_t i = 0; i < KVT_TALKS; i++) {
 		const struct gw_report *report = report_of(&device[i]);
 
 		kvt_assert_same(&host[i], &device[i], 0, STEPS);
@@ -164,9 +135,9 @@ static void same_bits(uint64_t cache, uint32_t budget, uint32_t tight_every)
 	assert_true(device[0].pipeline->device_step->memory.count > 0);
 	if (cache == SMALL_CACHE)
 		assert_true(gw_pipeline_cache_stats(device[0].pipeline).evictions > 100);
-	end_talks(&worker, device, TALKS);
+	end_talks(&worker, device, KVT_TALKS);
 	end_store();
-	for (uint32_t i = 0; i < TALKS; i++) {
+	for (uint32_t i = 0; i < KVT_TALKS; i++) {
 		kvt_talk_end(&host[i]);
 		kvt_talk_end(&device[i]);
 	}

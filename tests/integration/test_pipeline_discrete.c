@@ -15,7 +15,7 @@
 
 static const char *model_name = "tiny_llama";
 
-enum { PROMPT = 700, STEPS = 110, TALKS = 4 };
+enum { PROMPT = KVT_TALK_PROMPT, STEPS = 110 };
 
 static void open_worker(struct kvt_worker *worker, const char *backend)
 {
@@ -26,28 +26,18 @@ static void open_worker(struct kvt_worker *worker, const char *backend)
 	kvt_store_open(worker, 0);
 }
 
-/* The first is computed; the second finds all of it, the third a piece, the fourth nothing. */
 static void converse(struct kvt_worker *worker, struct kvt_talk *talks)
 {
-	static const uint32_t lengths[TALKS] = {PROMPT, PROMPT, 450, 300};
-	struct gw_pipeline *pipeline = kvt_pipeline_open(worker);
-	struct kvt_talk *batch[TALKS];
-	int32_t ids[PROMPT], other[PROMPT];
+	struct kvt_talk *batch[KVT_TALKS];
+	struct gw_pipeline *pipeline;
 
-	kvt_make_prompt(worker, 1, ids, PROMPT);
-	kvt_make_prompt(worker, 2, other, PROMPT);
-	for (uint32_t i = 0; i < TALKS; i++) {
-		struct kvt_question question = {
-		    .prompt = i == 3 ? other : ids, .prompt_tokens = lengths[i], .room = STEPS};
-
-		kvt_talk_begin(&talks[i], pipeline, &question);
+	kvt_talks_begin(talks, worker, STEPS);
+	pipeline = talks[0].pipeline;
+	for (uint32_t i = 0; i < KVT_TALKS; i++)
 		batch[i] = &talks[i];
-	}
-	assert_int_equal(gw_sequence_prefix_hit(talks[1].sequence), PROMPT - 1);
-	assert_int_equal(gw_sequence_prefix_hit(talks[2].sequence), 450 - 1);
 	for (uint32_t step = 1; step < STEPS; step++)
-		kvt_talk_step(batch, TALKS);
-	for (uint32_t i = 0; i < TALKS; i++) {
+		kvt_talk_step(batch, KVT_TALKS);
+	for (uint32_t i = 0; i < KVT_TALKS; i++) {
 		kvt_check_sequence(talks[i].sequence);
 		assert_true(gw_sequence_report(talks[i].sequence)->cache.miss_tokens > 0);
 		kvt_talk_close(&talks[i], 0);
@@ -57,7 +47,7 @@ static void converse(struct kvt_worker *worker, struct kvt_talk *talks)
 
 static void the_bits_are_those_of_the_cpu_backend(void **state)
 {
-	struct kvt_talk cpu[TALKS], discrete[TALKS];
+	struct kvt_talk cpu[KVT_TALKS], discrete[KVT_TALKS];
 	struct kvt_worker worker;
 
 	(void)state;
@@ -67,7 +57,7 @@ static void the_bits_are_those_of_the_cpu_backend(void **state)
 	open_worker(&worker, "discrete");
 	converse(&worker, discrete);
 	kvt_worker_close(&worker);
-	for (uint32_t i = 0; i < TALKS; i++) {
+	for (uint32_t i = 0; i < KVT_TALKS; i++) {
 		kvt_assert_same(&cpu[i], &discrete[i], 0, STEPS);
 		kvt_talk_end(&cpu[i]);
 		kvt_talk_end(&discrete[i]);

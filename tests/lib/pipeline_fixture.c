@@ -108,22 +108,36 @@ void kvt_worker_close(struct kvt_worker *worker)
 	end_allocator(worker->model_allocator, "model");
 }
 
-void kvt_store_open(struct kvt_worker *worker, uint64_t memory)
+static void open_store(struct kvt_worker *worker, const struct kvc_options *asked)
 {
-	struct kvc_options options = {.allocator = worker->store_allocator,
-	    .address = "none",
-	    .name = "test",
-	    .model_name = "tiny",
-	    .local_memory = memory > 0 ? memory : (uint64_t)256 << 20};
+	struct kvc_options options = *asked;
 
 	kvt_store_close(worker);
 	worker->store_allocator = kv_allocator_create("store", 0);
 	options.allocator = worker->store_allocator;
+	options.name = "test";
+	options.model_name = "tiny";
 	gw_pipeline_layout(
 	    worker->shape, &worker->options.policy, worker->options.kv_type, &options.layout);
 	kv_log_set_level(KV_LOG_WARNING);
 	must(kvc_open(&options, &worker->store), "open the store");
 	worker->options.store = worker->store;
+}
+
+void kvt_store_open(struct kvt_worker *worker, uint64_t memory)
+{
+	const struct kvc_options options = {
+	    .address = "none", .local_memory = memory > 0 ? memory : (uint64_t)256 << 20};
+
+	open_store(worker, &options);
+}
+
+void kvt_store_connect(struct kvt_worker *worker, const char *address, const char *transport)
+{
+	const struct kvc_options options = {
+	    .address = address, .transport = transport, .connect_ms = 5000};
+
+	open_store(worker, &options);
 }
 
 void kvt_store_close(struct kvt_worker *worker)
@@ -253,6 +267,25 @@ void kvt_talk_run(struct kvt_talk *talk, struct gw_pipeline *pipeline,
 	kvt_talk_begin(talk, pipeline, question);
 	while (talk->count < count)
 		kvt_talk_step(&talk, 1);
+}
+
+void kvt_talks_begin(struct kvt_talk talks[KVT_TALKS], struct kvt_worker *worker, uint32_t room)
+{
+	static const uint32_t lengths[KVT_TALKS] = {KVT_TALK_PROMPT, KVT_TALK_PROMPT, 450, 300};
+	struct gw_pipeline *pipeline = kvt_pipeline_open(worker);
+	int32_t ids[KVT_TALK_PROMPT], other[KVT_TALK_PROMPT];
+
+	kvt_make_prompt(worker, 1, ids, KVT_TALK_PROMPT);
+	kvt_make_prompt(worker, 2, other, KVT_TALK_PROMPT);
+	for (uint32_t i = 0; i < KVT_TALKS; i++) {
+		struct kvt_question question = {
+		    .prompt = i == 3 ? other : ids, .prompt_tokens = lengths[i], .room = room};
+
+		kvt_talk_begin(&talks[i], pipeline, &question);
+	}
+	assert_int_equal(gw_sequence_prefix_hit(talks[1].sequence), lengths[1] - 1);
+	assert_int_equal(gw_sequence_prefix_hit(talks[2].sequence), lengths[2] - 1);
+	assert_int_equal(gw_sequence_prefix_hit(talks[3].sequence), 0);
 }
 
 void kvt_talk_close(struct kvt_talk *talk, int keep)

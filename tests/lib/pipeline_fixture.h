@@ -42,6 +42,8 @@ void kvt_worker_close(struct kvt_worker *worker);
 
 /* An in-process store of `memory` bytes (0: 256 MiB), for pipelines of worker->options. */
 void kvt_store_open(struct kvt_worker *worker, uint64_t memory);
+/* The same at an address, over a transport. */
+void kvt_store_connect(struct kvt_worker *worker, const char *address, const char *transport);
 void kvt_store_close(struct kvt_worker *worker);
 
 /* A pipeline of worker->options on worker->store (a policy without a store needs none). */
@@ -84,6 +86,10 @@ void kvt_talk_step(struct kvt_talk *const *talks, uint32_t count);
 /* Begin and step until `count` tokens are picked. */
 void kvt_talk_run(struct kvt_talk *talk, struct gw_pipeline *pipeline,
     const struct kvt_question *question, uint32_t count);
+/* Four on a pipeline that is opened for them, each with room for so many tokens. The first prompt is
+ * computed; the second finds all of it, the third a piece, the fourth nothing. */
+enum { KVT_TALKS = 4, KVT_TALK_PROMPT = 700 };
+void kvt_talks_begin(struct kvt_talk talks[KVT_TALKS], struct kvt_worker *worker, uint32_t room);
 /* Close the sequence; the answer stays. */
 void kvt_talk_close(struct kvt_talk *talk, int keep);
 /* Free the answer too. */
