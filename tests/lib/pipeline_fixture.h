@@ -86,8 +86,8 @@ void kvt_talk_step(struct kvt_talk *const *talks, uint32_t count);
 /* Begin and step until `count` tokens are picked. */
 void kvt_talk_run(struct kvt_talk *talk, struct gw_pipeline *pipeline,
     const struct kvt_question *question, uint32_t count);
-/* Four on a pipeline that is opened for them, each with room for so many tokens. The first prompt is
- * computed; the second finds all of it, the third a piece, the fourth nothing. */
+/* Four on a pipeline that is opened for them, each with room for so many tokens. The first prompt
+ * is computed; the second finds all of it, the third a piece, the fourth nothing. */
 enum { KVT_TALKS = 4, KVT_TALK_PROMPT = 700 };
 void kvt_talks_begin(struct kvt_talk talks[KVT_TALKS], struct kvt_worker *worker, uint32_t room);
 /* Close the sequence; the answer stays. */
