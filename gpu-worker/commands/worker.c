@@ -65,6 +65,7 @@ static enum kv_status plan_memory(struct gw_worker *worker, const struct gw_gguf
 		.context = worker->context,
 		.prompt = worker->prompt,
 		.cache_bytes = s->cache,
+		.own_steps = worker->offloads && !s->audit && kvc_shows_memory(s->store),
 		.limit_given = s->device_memory > 0};
 	char text[GW_MEMORY_TEXT];
 

@@ -20,11 +20,13 @@ enum kv_status gw_device_step_create(struct gw_pipeline *pipeline)
 	struct gw_device_step *made;
 
 	if (o->ops->unified || o->store == NULL || pipeline->cache == NULL || o->audit) return KV_OK;
-	KV_TRY(gw_cache_mirror_create(pipeline->cache));
 	made = pipeline->device_step = kv_alloc_zero(o->allocator, sizeof *made);
 	if (made == NULL) return KV_NO_MEMORY;
-	gw_store_memory_open(pipeline, &made->memory);
-	return KV_OK;
+	if (!gw_store_memory_open(pipeline, &made->memory)) {
+		gw_device_step_destroy(pipeline);
+		return KV_OK;
+	}
+	return gw_cache_mirror_create(pipeline->cache);
 }
 
 static void room_destroy(const struct gw_pipeline *pipeline, struct gw_step_room *room)

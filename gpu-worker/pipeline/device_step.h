@@ -27,7 +27,8 @@ struct gw_store_memory {
 	int watching, refused; /* refused: a region was not taken, which was said */
 };
 
-void gw_store_memory_open(struct gw_pipeline *pipeline, struct gw_store_memory *memory);
+/* False where none will ever come: the store tells of none, or tells another pipeline. */
+int gw_store_memory_open(struct gw_pipeline *pipeline, struct gw_store_memory *memory);
 void gw_store_memory_close(struct gw_store_memory *memory);
 int gw_store_memory_has(const struct gw_store_memory *memory, const uint8_t *start, uint64_t bytes);
 
@@ -109,8 +110,8 @@ struct gw_device_step {
 	uint32_t pause_after; /* how many it was the last time; 0: there was room since */
 };
 
-/* NULL in the pipeline where no step can be one: on a unified backend, without a store, with an
- * audit. */
+/* NULL in the pipeline where no step can be one, and nothing is taken for it: on a unified backend,
+ * with a store that tells of no memory or without one, with an audit. */
 enum kv_status gw_device_step_create(struct gw_pipeline *pipeline);
 void gw_device_step_destroy(struct gw_pipeline *pipeline);
 /* Device memory of a step over so many clustered layers, of sequences with so many clusters of

@@ -105,7 +105,7 @@ static uint64_t step_bytes(const struct planning *p)
 {
 	const struct gw_memory_request *r = p->request;
 
-	if (r->ops->unified || p->clustered == 0) return 0;
+	if (!r->own_steps || p->clustered == 0) return 0;
 	return gw_device_step_bytes(&p->shape, p->row_bytes, p->clustered, r->max_batch, p->clusters,
 			p->selected) +
 		r->sequences *
@@ -114,7 +114,7 @@ static uint64_t step_bytes(const struct planning *p)
 
 static uint64_t mirror_bytes(const struct planning *p, uint64_t cache)
 {
-	if (p->request->ops->unified) return 0;
+	if (!p->request->own_steps) return 0;
 	return gw_cache_mirror_bytes(cache / (p->row_bytes * GW_CACHE_PAGE_ROWS));
 }
 

@@ -47,6 +47,7 @@ struct gw_memory_request {
 	uint32_t context, prompt;        /* most tokens of a sequence, and of them its prompt's */
 	uint64_t cache_bytes;            /* 0: what is left */
 	uint32_t cache_recency;
+	int own_steps;                   /* the device may have some: the store shows its memory */
 	int limit_given;                 /* by --device-memory */
 };
 

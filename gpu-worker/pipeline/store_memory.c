@@ -53,11 +53,12 @@ static void detached(void *context, uint8_t *start)
 	}
 }
 
-void gw_store_memory_open(struct gw_pipeline *pipeline, struct gw_store_memory *memory)
+int gw_store_memory_open(struct gw_pipeline *pipeline, struct gw_store_memory *memory)
 {
 	memory->pipeline = pipeline;
 	memory->watch = (struct kvc_memory_watch){memory, attached, detached};
 	memory->watching = kvc_watch_memory(pipeline->options.store, &memory->watch) == KV_OK;
+	return memory->watching;
 }
 
 void gw_store_memory_close(struct gw_store_memory *memory)

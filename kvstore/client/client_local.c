@@ -426,12 +426,6 @@ static void local_report(
 
 /* ---- the store ---- */
 
-/* It serves tests and single answers, and is read by the host. */
-static void local_show_memory(struct kvc_store *store)
-{
-	(void)store;
-}
-
 static int local_connected(struct kvc_store *store)
 {
 	(void)store;
@@ -485,7 +479,6 @@ static const struct kvc_backend local_backend = {
     .push = local_push,
     .flush = local_flush,
     .report = local_report,
-    .show_memory = local_show_memory,
 };
 
 static enum kv_status start_engine(struct local_store *store, const struct kvc_options *options)

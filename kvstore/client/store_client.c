@@ -22,6 +22,12 @@ enum kv_status kvc_address_check(const char *address)
 	    address);
 }
 
+/* An own store serves tests and single answers, and is read by the host. */
+int kvc_shows_memory(const char *address)
+{
+	return strncmp(address, "unix:", 5) == 0;
+}
+
 static enum kv_status check_remote(const struct kvc_options *options)
 {
 	const char *transport = options->transport ? options->transport : "auto";
@@ -50,8 +56,12 @@ enum kv_status kvc_open(const struct kvc_options *options, struct kvc_store **st
 	KV_TRY(kvc_address_check(options->address));
 	KV_TRY(check_remote(options));
 	KV_TRY(kvw_model_layout_check(&options->layout));
-	if (strcmp(options->address, "none") == 0) return kvc_local_open(options, store);
-	return kvc_remote_open(options, store);
+	if (strcmp(options->address, "none") == 0)
+		KV_TRY(kvc_local_open(options, store));
+	else
+		KV_TRY(kvc_remote_open(options, store));
+	(*store)->shows_memory = kvc_shows_memory(options->address);
+	return KV_OK;
 }
 
 void kvc_close(struct kvc_store *store)
@@ -91,6 +101,8 @@ enum kv_status kvc_check(struct kvc_store *store)
 
 enum kv_status kvc_watch_memory(struct kvc_store *store, const struct kvc_memory_watch *watch)
 {
+	if (watch && !store->shows_memory)
+		return kv_fail(KV_UNSUPPORTED, "the memory of this store is not told of");
 	if (watch && store->watch)
 		return kv_fail(KV_BUSY, "the memory of this connection is watched by somebody else");
 	store->watch = watch;

@@ -55,6 +55,8 @@ struct kvc_options {
 
 /* KV_OK when `address` has one of its forms; else KV_INVALID. Nothing is opened. */
 enum kv_status kvc_address_check(const char *address);
+/* 1 when a store at such an address can tell of its memory (kvc_watch_memory): one of this host. */
+int kvc_shows_memory(const char *address);
 
 /* Connect and agree. Errors: KV_DISCONNECTED (no such socket, nobody listening: names the path),
  * KV_PROTOCOL (other protocol version), KV_REFUSED (same model id with another layout; another
@@ -174,7 +176,7 @@ const uint8_t *kvc_direct(
 
 /* The memory that kvc_direct's pointers lie in, for a device that reads only what it was told of.
  * Calls come on the caller's own thread, from within the calls that attach memory and let go of it
- * (open, resume, reserve, commit, close). An in-process store's memory is not told of. */
+ * (open, resume, reserve, commit, close). */
 struct kvc_memory_watch {
 	void *context;
 	/* The whole region; writable: mapped for writing, too. */
@@ -184,7 +186,8 @@ struct kvc_memory_watch {
 };
 
 /* From now on, and `attached` at once for what there is. Borrowed until another call with NULL,
- * which ends it without a word of what is still attached. KV_BUSY: somebody else watches. */
+ * which ends it without a word of what is still attached. KV_BUSY: somebody else watches;
+ * KV_UNSUPPORTED: it is not told of, as kvc_shows_memory says. */
 enum kv_status kvc_watch_memory(struct kvc_store *store, const struct kvc_memory_watch *watch);
 
 struct kvc_read {

@@ -129,7 +129,7 @@ struct kvc_backend {
 	enum kv_status (*flush)(struct kvc_sequence *sequence);
 	void (*report)(struct kvc_store *store, const struct kvc_counter *counters, uint32_t count);
 	/* Tell store->watch of all that is attached. */
-	void (*show_memory)(struct kvc_store *store);
+	void (*show_memory)(struct kvc_store *store); /* where shows_memory */
 };
 
 /* First member of each backend's store. */
@@ -138,6 +138,7 @@ struct kvc_store {
 	struct kv_allocator *allocator;
 	struct kvw_model_layout layout;
 	struct kv_list sequences; /* open ones */
+	int shows_memory;
 	const struct kvc_memory_watch *watch; /* NULL: nobody */
 };
 

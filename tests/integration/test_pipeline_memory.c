@@ -13,10 +13,42 @@
 #include "gpu-worker/pipeline/device_step.h"
 #include "gpu-worker/pipeline/memory_plan.h"
 #include "tests/lib/pipeline_fixture.h"
+#include "tests/lib/store_fixture.h"
 
 enum { SEQUENCES = 3, PROMPT = 560, ROOM = 40, CONTEXT = PROMPT + ROOM, STEPS = 35 };
 
 static const char *model_name = "tiny_llama";
+
+/* A store of this host, whose memory a device's own steps may read; not running: one in the
+ * process. */
+static struct store_fixture fixture;
+
+static void start_store(void)
+{
+	static const char *const arguments[] = {"--transport", "map", "--memory", "64MiB", NULL};
+
+	assert_true(store_fixture_init(&fixture));
+	assert_true(store_fixture_start(&fixture, arguments));
+}
+
+static void end_store(void)
+{
+	assert_true(store_fixture_deinit(&fixture, false));
+	memset(&fixture, 0, sizeof fixture);
+}
+
+static const char *store_address(void)
+{
+	return fixture.pid != 0 ? fixture.address : "none";
+}
+
+static void open_store(struct kvt_worker *worker)
+{
+	if (fixture.pid != 0)
+		kvt_store_connect(worker, fixture.address, "map");
+	else
+		kvt_store_open(worker, 0);
+}
 
 static void plan(const struct kvt_worker *worker, struct gw_memory_plan *planned)
 {
@@ -31,7 +63,8 @@ static void plan(const struct kvt_worker *worker, struct gw_memory_plan *planned
 	    .sequences = SEQUENCES,
 	    .context = CONTEXT,
 	    .prompt = PROMPT,
-	    .cache_bytes = o->cache_bytes};
+	    .cache_bytes = o->cache_bytes,
+	    .own_steps = kvc_shows_memory(store_address())};
 	struct gw_gguf *file = NULL;
 	char path[512];
 
@@ -96,7 +129,8 @@ static void converse(struct kvt_worker *worker)
 	gw_pipeline_destroy(pipeline);
 }
 
-static void compare(const char *policy, uint32_t dense_layers, enum kn_kv_type kv_type)
+static void compare(const char *policy, uint32_t dense_layers, enum kn_kv_type kv_type,
+    void (*store)(void))
 {
 	struct kvt_worker worker;
 	const struct gw_policy_ops *ops;
@@ -105,6 +139,7 @@ static void compare(const char *policy, uint32_t dense_layers, enum kn_kv_type k
 	uint64_t sum;
 
 	assert_int_equal(gw_policy_find(policy, &ops), KV_OK);
+	if (store != NULL) store();
 	kvt_worker_open(&worker, model_name, 1);
 	worker.options.policy.name = policy;
 	worker.options.policy.dense_layers = dense_layers;
@@ -115,30 +150,39 @@ static void compare(const char *policy, uint32_t dense_layers, enum kn_kv_type k
 	worker.options.context = CONTEXT;
 	worker.options.reserve = 1;
 	plan(&worker, &planned);
-	kvt_store_open(&worker, 0);
+	open_store(&worker);
 	converse(&worker);
 	use = worker.ops->memory_use(worker.backend);
 	sum = gw_memory_plan_sum(&planned);
+	assert_int_equal(planned.parts[GW_MEMORY_STEPS] > 0, store != NULL);
 	if (use.most > sum || (double)sum > 1.1 * (double)use.most) {
 		char text[GW_MEMORY_TEXT];
 
-		fail_msg("%s, %u dense layers: %llu bytes were taken, %llu planned (MiB: %s); who takes "
-		         "device memory tells gw_memory_plan_make of it", policy, dense_layers,
-		    (unsigned long long)use.most, (unsigned long long)sum,
+		fail_msg("%s, %u dense layers, store %s: %llu bytes taken, %llu planned (MiB: %s); who "
+		         "takes device memory tells gw_memory_plan_make of it", policy, dense_layers,
+		    store_address(), (unsigned long long)use.most, (unsigned long long)sum,
 		    gw_memory_plan_text(&planned, text));
 	}
 	printf("%s, %u dense layers: %llu bytes taken, %llu planned\n", policy, dense_layers,
 	    (unsigned long long)use.most, (unsigned long long)sum);
 	kvt_worker_close(&worker);
+	if (store != NULL) end_store();
 }
 
 static void what_is_taken_was_planned(void **state)
 {
 	(void)state;
-	compare("clusterkv", 1, KN_KV_F32);
-	compare("clusterkv", 0, KN_KV_F16);
-	compare("clusterkv-paper", 2, KN_KV_F16);
-	compare("full", 0, KN_KV_F16);
+	compare("clusterkv", 1, KN_KV_F32, start_store);
+	compare("clusterkv", 0, KN_KV_F16, start_store);
+	compare("clusterkv-paper", 2, KN_KV_F16, start_store);
+	compare("full", 0, KN_KV_F16, NULL);
+}
+
+/* The device has no steps of its own then, and nothing is kept for them. */
+static void so_it_is_with_a_store_in_the_process(void **state)
+{
+	(void)state;
+	compare("clusterkv", 0, KN_KV_F16, NULL);
 }
 
 /* No sequence that opens later, however long, makes steps take more. */
@@ -153,10 +197,11 @@ static void what_steps_need_is_there_from_the_start(void **state)
 	    .max_tokens = ROOM};
 
 	(void)state;
+	start_store();
 	kvt_worker_open(&worker, model_name, 1);
 	worker.options.context = CONTEXT;
 	worker.options.reserve = 1;
-	kvt_store_open(&worker, 0);
+	open_store(&worker);
 	pipeline = kvt_pipeline_open(&worker);
 	room = pipeline->device_step->room;
 	assert_non_null(room.staging);
@@ -167,6 +212,7 @@ static void what_steps_need_is_there_from_the_start(void **state)
 	gw_sequence_close(sequence, 0);
 	gw_pipeline_destroy(pipeline);
 	kvt_worker_close(&worker);
+	end_store();
 }
 
 /* Without --cache the cluster cache gets what is left, as far as it is of use. */
@@ -192,6 +238,7 @@ int main(int argc, char **argv)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(what_is_taken_was_planned),
+	    cmocka_unit_test(so_it_is_with_a_store_in_the_process),
 	    cmocka_unit_test(what_steps_need_is_there_from_the_start),
 	    cmocka_unit_test(the_rest_is_the_cache),
 	};
