@@ -183,17 +183,32 @@ static uint32_t pages_of(uint32_t rows)
 	return (rows + GW_CACHE_PAGE_ROWS - 1) / GW_CACHE_PAGE_ROWS;
 }
 
+void gw_cache_stats_add(struct gw_cache_stats *sum, const struct gw_cache_stats *from,
+	const struct gw_cache_stats *to)
+{
+	static const struct gw_cache_stats none;
+	const struct gw_cache_stats *less = from != NULL ? from : &none;
+
+	sum->hit_bytes += to->hit_bytes - less->hit_bytes;
+	sum->miss_bytes += to->miss_bytes - less->miss_bytes;
+	sum->hit_tokens += to->hit_tokens - less->hit_tokens;
+	sum->miss_tokens += to->miss_tokens - less->miss_tokens;
+	sum->hit_clusters += to->hit_clusters - less->hit_clusters;
+	sum->miss_clusters += to->miss_clusters - less->miss_clusters;
+}
+
 static void count_access(struct gw_cluster_cache *cache, uint32_t held, uint32_t count)
 {
 	uint32_t hit = held < count ? held : count;
 	size_t row = cache->options.row_bytes;
+	const struct gw_cache_stats access = {.hit_bytes = hit * row,
+		.miss_bytes = (count - hit) * row,
+		.hit_tokens = hit,
+		.miss_tokens = count - hit,
+		.hit_clusters = hit == count,
+		.miss_clusters = hit != count};
 
-	cache->stats.hit_tokens += hit;
-	cache->stats.miss_tokens += count - hit;
-	cache->stats.hit_bytes += hit * row;
-	cache->stats.miss_bytes += (count - hit) * row;
-	cache->stats.hit_clusters += hit == count;
-	cache->stats.miss_clusters += hit != count;
+	gw_cache_stats_add(&cache->stats, NULL, &access);
 }
 
 /* A slot for a key that is not in the cache, without pages; NONE when there is no room. */
@@ -302,12 +317,7 @@ struct gw_cache_grant gw_cluster_cache_admit(struct gw_cluster_cache *cache,
 
 void gw_cluster_cache_count(struct gw_cluster_cache *cache, const struct gw_cache_stats *found)
 {
-	cache->stats.hit_tokens += found->hit_tokens;
-	cache->stats.miss_tokens += found->miss_tokens;
-	cache->stats.hit_bytes += found->hit_bytes;
-	cache->stats.miss_bytes += found->miss_bytes;
-	cache->stats.hit_clusters += found->hit_clusters;
-	cache->stats.miss_clusters += found->miss_clusters;
+	gw_cache_stats_add(&cache->stats, NULL, found);
 }
 
 uint32_t gw_cluster_cache_spans(const struct gw_cluster_cache *cache, uint32_t slot_index,

@@ -50,6 +50,10 @@ struct gw_cache_stats {
 	uint64_t used_bytes, capacity_bytes;
 };
 
+/* Add the hits and misses between two states of figures; `from` NULL: all of `to`. */
+void gw_cache_stats_add(struct gw_cache_stats *sum, const struct gw_cache_stats *from,
+	const struct gw_cache_stats *to);
+
 /* Where an extent's rows are (or are to be put). The pages are chained. */
 struct gw_cache_grant {
 	uint32_t slot;             /* UINT32_MAX: not cached, the caller stages the whole extent */

@@ -66,7 +66,6 @@ static enum kv_status admit_miss(struct gw_sequence *sequence, uint32_t layer, u
 static void count_found(struct gw_sequence *sequence, const struct kn_select_counts *selected,
 	const struct kn_lookup_counts *found)
 {
-	struct gw_cache_stats *sum = &sequence->report.cache;
 	size_t row_bytes = sequence->pipeline->row_bytes;
 	const struct gw_cache_stats stats = {.hit_bytes = found->hit_tokens * row_bytes,
 		.miss_bytes = found->miss_tokens * row_bytes,
@@ -76,12 +75,7 @@ static void count_found(struct gw_sequence *sequence, const struct kn_select_cou
 		.miss_clusters = found->misses};
 
 	gw_cluster_cache_count(sequence->pipeline->cache, &stats);
-	sum->hit_bytes += stats.hit_bytes;
-	sum->miss_bytes += stats.miss_bytes;
-	sum->hit_tokens += stats.hit_tokens;
-	sum->miss_tokens += stats.miss_tokens;
-	sum->hit_clusters += stats.hit_clusters;
-	sum->miss_clusters += stats.miss_clusters;
+	gw_cache_stats_add(&sequence->report.cache, NULL, &stats);
 }
 
 /* One KV head of a layer. */

@@ -246,17 +246,6 @@ static void add_selected(struct gw_pipeline *pipeline, const struct extent_place
 	missed->span_count = round->span_count - before;
 }
 
-static void count_cache(struct gw_cache_stats *sum, const struct gw_cache_stats *before,
-	const struct gw_cache_stats *after)
-{
-	sum->hit_bytes += after->hit_bytes - before->hit_bytes;
-	sum->miss_bytes += after->miss_bytes - before->miss_bytes;
-	sum->hit_tokens += after->hit_tokens - before->hit_tokens;
-	sum->miss_tokens += after->miss_tokens - before->miss_tokens;
-	sum->hit_clusters += after->hit_clusters - before->hit_clusters;
-	sum->miss_clusters += after->miss_clusters - before->miss_clusters;
-}
-
 enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence *sequence,
 	uint32_t layer, uint32_t row, const struct gw_selection *selections)
 {
@@ -298,7 +287,7 @@ enum kv_status gw_round_add_row(struct gw_pipeline *pipeline, struct gw_sequence
 	round->rows[round->row_count++] = row;
 	if (pipeline->cache != NULL) {
 		after = gw_cluster_cache_stats(pipeline->cache);
-		count_cache(&sequence->report.cache, &before, &after);
+		gw_cache_stats_add(&sequence->report.cache, &before, &after);
 	}
 	return KV_OK;
 }
