@@ -1,5 +1,6 @@
 /* Lookup in the cluster cache: the reference of what other backends do on a device. */
 #include "kernels/cpu/backend_cpu.h"
+#include "kernels/lookup_check.h"
 
 static const uint32_t none = UINT32_MAX;
 
@@ -110,41 +111,12 @@ static void look_up(const struct kn_lookup_arguments *a, const struct kn_lookup_
 	*job->counts = counts;
 }
 
-static enum kv_status check(const struct kn_lookup_arguments *a)
-{
-	const struct kn_cache_table *cache = &a->cache;
-	const struct kn_staging *staging = &a->staging;
-
-	if (a->job_count != 0 && !a->jobs)
-		return kv_fail(KV_INVALID, "lookup: %u jobs but no list of them", a->job_count);
-	if (cache->generation == 0 || cache->row_bytes == 0)
-		return kv_fail(KV_INVALID, "lookup: a cache of generation 0, or with rows of 0 bytes");
-	if ((cache->slot_count != 0 && !cache->slots) ||
-	    (cache->page_count != 0 && (!cache->next_page || !cache->memory)))
-		return kv_fail(KV_INVALID, "lookup: %u slots and %u pages with an array missing",
-		    cache->slot_count, cache->page_count);
-	if (!staging->used || !staging->copy_count || !staging->failed ||
-	    (staging->rows != 0 && !staging->memory) ||
-	    (staging->copy_capacity != 0 && !staging->copies))
-		return kv_fail(KV_INVALID, "lookup: staging of %u rows and %u copies lacks an array",
-		    staging->rows, staging->copy_capacity);
-	for (uint32_t i = 0; i < a->job_count; i++) {
-		const struct kn_lookup_job *job = &a->jobs[i];
-
-		if (!job->extents || !job->selected || !job->hints || !job->segment_of ||
-		    !job->segment_first || !job->segment_ids || !job->first_row || !job->unit_rows ||
-		    !job->spans || !job->span_count || !job->misses || !job->counts)
-			return kv_fail(KV_INVALID, "lookup: job %u lacks an array", i);
-	}
-	return KV_OK;
-}
-
 enum kv_status kn_cpu_lookup(
     struct kn_backend *backend, struct kn_stream *stream, const struct kn_lookup_arguments *a)
 {
 	(void)backend;
 	(void)stream;
-	KV_TRY(check(a));
+	KV_TRY(kn_lookup_check(a));
 	*a->staging.copy_count = 0;
 	for (uint32_t i = 0; i < a->job_count; i++)
 		look_up(a, &a->jobs[i]);

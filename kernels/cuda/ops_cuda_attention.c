@@ -4,6 +4,7 @@
 #include "kernels/cuda/backend_cuda.h"
 #include "kernels/cuda/launch_attention.h"
 #include "kernels/cuda/launch_clusters.h"
+#include "kernels/lookup_check.h"
 
 /* Of a gather over the bus: enough for extents of different lengths to even out. */
 static const uint32_t gather_blocks = 64;
@@ -250,26 +251,6 @@ enum kv_status kn_cuda_op_select(
 	return status;
 }
 
-static enum kv_status check_cache(const struct kn_cache_table *cache)
-{
-	if (cache->generation == 0 || cache->row_bytes == 0)
-		return kv_fail(KV_INVALID, "lookup: a cache of generation 0, or with rows of 0 bytes");
-	if ((cache->slot_count == 0 || cache->slots) &&
-	    (cache->page_count == 0 || (cache->next_page && cache->memory)))
-		return KV_OK;
-	return kv_fail(KV_INVALID, "lookup: %u slots and %u pages with an array missing",
-	    cache->slot_count, cache->page_count);
-}
-
-static enum kv_status check_staging(const struct kn_staging *staging)
-{
-	if (staging->used && staging->copy_count && staging->failed &&
-	    (staging->rows == 0 || staging->memory) && (staging->copy_capacity == 0 || staging->copies))
-		return KV_OK;
-	return kv_fail(KV_INVALID, "lookup: staging of %u rows and %u copies lacks an array",
-	    staging->rows, staging->copy_capacity);
-}
-
 enum kv_status kn_cuda_op_lookup(
     struct kn_backend *backend, struct kn_stream *stream, const struct kn_lookup_arguments *a)
 {
@@ -278,17 +259,8 @@ enum kv_status kn_cuda_op_lookup(
 	enum kv_status status;
 
 	(void)backend;
-	KV_TRY(check_cache(&a->cache));
-	KV_TRY(check_staging(&a->staging));
+	KV_TRY(kn_lookup_check(a));
 	if (a->job_count > 0) KV_TRY(check_jobs("lookup", a->jobs, a->job_count));
-	for (uint32_t i = 0; i < a->job_count; i++) {
-		const struct kn_lookup_job *job = &a->jobs[i];
-
-		if (!job->extents || !job->selected || !job->hints || !job->segment_of ||
-		    !job->segment_first || !job->segment_ids || !job->first_row || !job->unit_rows ||
-		    !job->spans || !job->span_count || !job->misses || !job->counts)
-			return kv_fail(KV_INVALID, "lookup: job %u lacks an array", i);
-	}
 	if (a->job_count > 0)
 		KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, stream->compute, &jobs));
 	device.jobs = jobs;
