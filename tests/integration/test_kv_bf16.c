@@ -4,7 +4,7 @@
 
 #include <math.h>
 
-enum { PROMPT = 150, STEPS = 6, LIMIT_MS = 60000, TOP = 10 };
+enum { PROMPT = 150, STEPS = 6, TOP = 10 };
 
 /* Of the mean negative log likelihood, where other clusters may be selected, and of a logit with
  * full attention: bf16 has 8 bits of a key or value, and these logits are around 15. */
@@ -16,14 +16,10 @@ static int32_t *prompt;
 
 static json_t *run(const char *command, const char *const *more)
 {
-	char *ids = trial_ids(prompt, PROMPT + STEPS + 1, " "), *output, *errors;
 	static const char *const always[] = {"--tokens-file", "-", "--json", NULL};
 	/* Without the options of a policy: it is full. */
 	const char *const logits[] = {KV_GPU_WORKER, "logits", "--model", trial.model, NULL};
 	struct trial_arguments arguments = {0};
-	struct process process = {0};
-	json_t *report;
-	int code;
 
 	if (strcmp(command, "logits") == 0)
 		trial_add(&arguments, logits);
@@ -31,17 +27,7 @@ static json_t *run(const char *command, const char *const *more)
 		trial_command(&arguments, &trial, command);
 	trial_add(&arguments, always);
 	trial_add(&arguments, more);
-	assert_true(process_start(&process, arguments.all, ids));
-	free(ids);
-	code = process_wait(&process, LIMIT_MS);
-	output = process_output(&process);
-	errors = process_errors(&process);
-	report = code == 0 ? json_loads(output, 0, NULL) : NULL;
-	if (report == NULL) fail_msg("%s: exit code %d\n%s", command, code, errors);
-	free(output);
-	free(errors);
-	process_deinit(&process);
-	return report;
+	return trial_run(&trial, command, &arguments, prompt, PROMPT + STEPS + 1, NULL);
 }
 
 static void near_to_float(void **state)

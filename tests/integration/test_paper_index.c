@@ -5,7 +5,7 @@
 
 #include <math.h>
 
-enum { TOKENS = 330, LIMIT_MS = 60000 };
+enum { TOKENS = 330 };
 
 /* Of the mean negative log likelihood: key/values are f32, sums differ in their order only. */
 static const double most_nll = 0.02;
@@ -18,31 +18,21 @@ static double run(const char *policy, const char *const *on, const char *said, b
 	static const char *const always[] = {"--tokens-file", "-", "--json", "--prefill", "320",
 	    "--decode", "4", "--precision", "fp32", NULL};
 	const char *const chosen[] = {"--policy", policy, NULL};
-	char *ids = trial_ids(text, TOKENS, " "), *output, *errors;
 	struct trial_arguments arguments = {0};
-	struct process process = {0};
 	json_t *report;
+	char *errors;
 	double nll;
-	int code;
 
 	trial_command(&arguments, &trial, "perplexity");
 	trial_add(&arguments, always);
 	trial_add(&arguments, chosen);
 	trial_add(&arguments, on);
-	assert_true(process_start(&process, arguments.all, ids));
-	free(ids);
-	code = process_wait(&process, LIMIT_MS);
-	output = process_output(&process);
-	errors = process_errors(&process);
-	report = code == 0 ? json_loads(output, 0, NULL) : NULL;
-	if (report == NULL) fail_msg("%s: exit code %d\n%s", policy, code, errors);
+	report = trial_run(&trial, policy, &arguments, text, TOKENS, &errors);
 	if ((strstr(errors, said) != NULL) != expected)
 		fail_msg("%s: \"%s\" was %sexpected:\n%s", policy, said, expected ? "" : "not ", errors);
 	nll = trial_number(report, "nll_mean");
 	json_decref(report);
-	free(output);
 	free(errors);
-	process_deinit(&process);
 	return nll;
 }
 

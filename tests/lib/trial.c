@@ -60,23 +60,30 @@ static bool find_model(struct trial *trial)
 	return false;
 }
 
+/* What a process reports; NULL after printing what it said instead. */
+static json_t *finish(
+    struct process *process, const struct trial *trial, const char *what, char **errors)
+{
+	int code = process_wait(process, trial->limit_ms);
+	char *output = process_output(process), *said = process_errors(process);
+	json_t *report = code == 0 && output ? json_loads(output, JSON_ALLOW_NUL, NULL) : NULL;
+
+	if (!report) fprintf(stderr, "%s: exit code %d\n%s\n", what, code, said);
+	free(output);
+	if (errors)
+		*errors = said;
+	else
+		free(said);
+	process_deinit(process);
+	return report;
+}
+
 static json_t *run_json(const struct trial *trial, const char *const *arguments, const char *input)
 {
 	struct process process;
-	char *output, *errors;
-	json_t *object = NULL;
-	int code;
 
 	if (!process_start(&process, arguments, input)) return NULL;
-	code = process_wait(&process, trial->limit_ms);
-	output = process_output(&process);
-	errors = process_errors(&process);
-	if (code == 0 && output) object = json_loads(output, JSON_ALLOW_NUL, NULL);
-	if (!object) fprintf(stderr, "%s: exit code %d\n%s\n", arguments[1], code, errors);
-	free(output);
-	free(errors);
-	process_deinit(&process);
-	return object;
+	return finish(&process, trial, arguments[1], NULL);
 }
 
 static int32_t *take_ids(const json_t *list, uint32_t *count)
@@ -208,16 +215,25 @@ void trial_generate_start(struct process *process, const struct trial *trial, co
 	free(input);
 }
 
+json_t *trial_run(const struct trial *trial, const char *what,
+    const struct trial_arguments *arguments, const int32_t *ids, uint32_t count, char **errors)
+{
+	char *input = trial_ids(ids, count, " ");
+	struct process process = {0};
+	json_t *report;
+
+	assert_true(process_start(&process, arguments->all, input));
+	free(input);
+	report = finish(&process, trial, what, errors);
+	if (!report) fail_msg("%s: no report", what);
+	return report;
+}
+
 json_t *trial_generate_finish(struct process *process, const struct trial *trial)
 {
-	int code = process_wait(process, trial->limit_ms);
-	char *output = process_output(process), *errors = process_errors(process);
-	json_t *report = code == 0 && output ? json_loads(output, JSON_ALLOW_NUL, NULL) : NULL;
+	json_t *report = finish(process, trial, "generate", NULL);
 
-	if (!report) fail_msg("generate: exit code %d\n%s", code, errors);
-	free(output);
-	free(errors);
-	process_deinit(process);
+	if (!report) fail_msg("generate: no report");
 	return report;
 }
 

@@ -73,6 +73,11 @@ void trial_command(
     struct trial_arguments *arguments, const struct trial *trial, const char *command);
 void trial_add(struct trial_arguments *arguments, const char *const *more);
 
+/* Run a program with these ids on its standard input. Its report, owned by the caller; fails the
+ * test, naming `what`, when there is none. *errors: what else it said, to be freed; or NULL. */
+json_t *trial_run(const struct trial *trial, const char *what,
+    const struct trial_arguments *arguments, const int32_t *ids, uint32_t count, char **errors);
+
 /* gpu-worker generate on these ids, greedy, past end tokens, with a digest; `more` may override.
  * The report, owned by the caller; fails the test when the worker fails. prompt NULL: none. */
 json_t *trial_generate(
