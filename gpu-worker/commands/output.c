@@ -42,9 +42,33 @@ static double number(const json_t *report, const char *name)
 	return json_number_value(json_object_get(report, name));
 }
 
-void gw_print_report(FILE *file, const json_t *report)
+/* The full policy keeps nothing in a store: it has no sequence there. */
+static void print_names(FILE *file, const json_t *report)
+{
+	const char *sequence = json_string_value(json_object_get(report, "sequence"));
+
+	if (sequence != NULL && sequence[0] != '\0') fprintf(file, "sequence %s, ", sequence);
+	fprintf(file, "policy %s, transport %s\n",
+		json_string_value(json_object_get(report, "policy")),
+		json_string_value(json_object_get(report, "transport")));
+}
+
+/* What decode steps over clusters attended to. */
+static void print_attended(FILE *file, const json_t *report)
 {
 	const json_t *cache = json_object_get(report, "cache");
+
+	fprintf(file, "attended %.0f budget + %.0f window tokens", number(report, "budget_tokens_mean"),
+		number(report, "window_tokens_mean"));
+	if (json_is_number(json_object_get(report, "lost_mass_estimated_mean")))
+		fprintf(file, ", estimated lost mass %.4f", number(report, "lost_mass_estimated_mean"));
+	if (json_is_number(json_object_get(cache, "hit_rate")))
+		fprintf(file, ", cluster cache hit rate %.1f %%", 100.0 * number(cache, "hit_rate"));
+	fputc('\n', file);
+}
+
+void gw_print_report(FILE *file, const json_t *report)
+{
 	double prompt = number(report, "prompt_tokens"), hit = number(report, "prefix_hit_tokens");
 	double prefill = number(report, "prefill_seconds"), per_token = number(report, "ms_per_token");
 
@@ -54,17 +78,8 @@ void gw_print_report(FILE *file, const json_t *report)
 	if (per_token > 0.0)
 		fprintf(file, "; decode %.2f ms/token (%.1f tokens/s)", per_token, 1e3 / per_token);
 	fputc('\n', file);
-	if (json_is_number(json_object_get(report, "budget_tokens_mean")))
-		fprintf(file, "attended %.0f budget + %.0f window tokens",
-			number(report, "budget_tokens_mean"), number(report, "window_tokens_mean"));
-	if (json_is_number(json_object_get(report, "lost_mass_estimated_mean")))
-		fprintf(file, ", estimated lost mass %.4f", number(report, "lost_mass_estimated_mean"));
-	if (json_is_number(json_object_get(cache, "hit_rate")))
-		fprintf(file, ", cluster cache hit rate %.1f %%", 100.0 * number(cache, "hit_rate"));
-	fprintf(file, "\nsequence %s, policy %s, transport %s\n",
-		json_string_value(json_object_get(report, "sequence")),
-		json_string_value(json_object_get(report, "policy")),
-		json_string_value(json_object_get(report, "transport")));
+	if (json_is_number(json_object_get(report, "budget_tokens_mean"))) print_attended(file, report);
+	print_names(file, report);
 }
 
 void gw_show_progress(void *progress, uint64_t done, uint64_t total)

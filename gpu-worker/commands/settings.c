@@ -234,7 +234,8 @@ static const struct kv_option options[] = {
 		"How long running answers may wait for their next token while a prompt is computed; one "
 		"chunk of a layer comes on top.", GW_SERVE, 1, LONGEST_MS),
 	STRING("api-key-file", api_key_file, NULL, "FILE",
-		"Keys of clients, a line each, that nobody else may read. Without it nobody needs one.",
+		"Keys of clients, a line each, of 16 to 512 characters; nobody else may read it. Without "
+		"it nobody needs one.",
 		GW_SERVE),
 	OTHER(KV_OPTION_SIZE, "max-body", max_body, "4MiB", "Largest request body.", GW_SERVE, 1024, 0),
 	OTHER(KV_OPTION_DURATION, "idle-timeout", idle_ms, "60s", "Close a silent connection after.",

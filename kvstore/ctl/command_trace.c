@@ -208,8 +208,8 @@ enum kv_status ctl_trace(const struct ctl_settings *settings)
 	enum kv_status status;
 
 	if (!settings->worker_socket || !settings->worker_socket[0])
-		return kv_fail(KV_USAGE, "--worker-socket PATH is missing: the stats socket that the "
-		                         "worker was given by the same name");
+		return kv_fail(KV_USAGE, "--worker-socket PATH is missing: give the PATH that the "
+		                         "worker was started with, gpu-worker serve --worker-socket PATH");
 	if (id)
 		snprintf(line, sizeof line, "trace %s%s", settings->json ? "json " : "", id);
 	else

@@ -6,7 +6,8 @@ enum kv_status kvs_http_address_check(const char *address)
 {
 	if (!*address || kv_tcp_numeric_check(address, 0) == KV_OK) return KV_OK;
 	return kv_fail(KV_INVALID,
-	    "http-listen \"%.80s\": must be HOST:PORT with a numeric HOST, as 127.0.0.1:9432", address);
+	    "http-listen \"%.80s\": must be HOST:PORT with a numeric HOST and a PORT of 1 to 65535, as "
+	    "127.0.0.1:9432", address);
 }
 
 enum kv_status kvs_http_listen(const char *address, int *socket)
