@@ -18,6 +18,12 @@
 
 enum { ANSWERS = 4, ANSWER_TOKENS = 600 };
 
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { LONG_PROMPT = 2000, SHORTER_PROMPT = 900 };
+#else
+enum { LONG_PROMPT = 6000, SHORTER_PROMPT = 2500 };
+#endif
+
 static struct serve_fixture worker;
 static struct store_fixture store;
 
@@ -90,16 +96,16 @@ static void a_short_prompt_overtakes_a_long_one(void **state)
 
 	(void)state;
 	start(small_chunks);
-	open_call(&calls[0], 1, 6000, STREAM);
+	open_call(&calls[0], 1, LONG_PROMPT, STREAM);
 	assert_true(serve_call_read(&calls[0], ": prefill"));
-	open_call(&calls[1], 2, 2500, STREAM);
+	open_call(&calls[1], 2, SHORTER_PROMPT, STREAM);
 	open_call(&calls[2], 3, 100, STREAM);
 	for (int i = 0; i < 3; i++) {
 		assert_true(serve_call_read(&calls[i], "[DONE]"));
 		serve_call_close(&calls[i]);
 	}
-	assert_true(end_in_log(100) < end_in_log(2500));
-	assert_true(end_in_log(2500) < end_in_log(6000));
+	assert_true(end_in_log(100) < end_in_log(SHORTER_PROMPT));
+	assert_true(end_in_log(SHORTER_PROMPT) < end_in_log(LONG_PROMPT));
 }
 
 static json_int_t found_in(const struct serve_reply *reply)
@@ -155,8 +161,8 @@ static void finish_calls(struct serve_call *calls, struct serve_reply *replies, 
 static const char *text_of(const struct serve_reply *reply)
 {
 	if (reply->code != 200) fail_msg("%d: %s", reply->code, reply->body);
-	return json_string_value(json_object_get(
-	    json_array_get(json_object_get(reply->json, "choices"), 0), "text"));
+	return json_string_value(
+	    json_object_get(json_array_get(json_object_get(reply->json, "choices"), 0), "text"));
 }
 
 /* The same prompts alone, on a worker with memory enough, and then beside each other. */
