@@ -35,7 +35,8 @@ extern "C" {
 	X(KV_DISCONNECTED, 14, "store disconnected")                               \
 	X(KV_CANCELLED, 15, "cancelled")                                           \
 	X(KV_INTERNAL, 16, "internal error")                                       \
-	X(KV_USAGE, 17, "wrong usage")
+	X(KV_USAGE, 17, "wrong usage")                                             \
+	X(KV_DRAINING, 18, "takes in nothing new")
 
 #define KV_STATUS_ENUM(name, value, text) name = value,
 enum kv_status { KV_STATUS_MAP(KV_STATUS_ENUM) };

@@ -25,6 +25,7 @@ struct gw_engine_request {
 	uint64_t bytes;       /* gw_sequence_bytes, with a limit of them */
 	bool told_opened;     /* GW_EVENT_OPENED was sent */
 	bool stalled;         /* the store has no memory for what its next step needs */
+	bool put_back;        /* its sequence is in the store and nobody's, until it is resumed */
 	/* What did not fit, or was put back for others, waits at the head of the queue. */
 	uint32_t refusals;       /* how often */
 	uint32_t refusals_alone; /* of them while nothing else of this worker was in the store */

@@ -75,6 +75,17 @@ static void remove_at(struct gw_engine_request **list, uint32_t *count, uint32_t
 	memmove(&list[index], &list[index + 1], (*count - index) * sizeof list[0]);
 }
 
+/* A sequence that made room is still in the store: when its client has gone, nobody is to find it
+ * there. */
+static void take_back_unwanted(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	if (!request->put_back || !request->cancelled || engine->stopping || !engine->pipeline) return;
+	request->put_back = false;
+	if (gw_session_open(engine->pipeline, engine->options.tokenizer, &request->asked,
+	        &request->session) != KV_OK)
+		request->session = NULL;
+}
+
 /* Closes the session and hands the request back. The thread's error text says why it failed. */
 static void finish(
     struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status)
@@ -86,6 +97,7 @@ static void finish(
 	result->finish = GW_FINISH_ERROR;
 	if (status != KV_OK)
 		snprintf(result->message, sizeof result->message, "%s", kv_error_message());
+	take_back_unwanted(engine, request);
 	gw_times_update(request);
 	request->times.ended_ns = kv_now_ns();
 	if (request->session != NULL) {
@@ -372,7 +384,18 @@ static bool put_back(struct gw_engine *engine, uint32_t index)
 	request->asked.sequence_id = NULL;
 	gw_session_tokens(request->session, &request->asked.have_tokens);
 	wait_at_head(engine, request);
+	request->put_back = true;
 	return true;
+}
+
+/* The store forgot a sequence that made room, or somebody else resumed it: no mistake of who waits
+ * for the answer. */
+static enum kv_status explain_loss(const struct gw_engine_request *request, enum kv_status status)
+{
+	if (!request->put_back || (status != KV_NOT_FOUND && status != KV_BUSY &&
+	                              status != KV_EXISTS && status != KV_REFUSED))
+		return status;
+	return kv_fail_prefix(KV_LIMIT, "the answer made room in a full store and cannot go on");
 }
 
 /* When no running answer can go on, as the store is full, the youngest makes room. */
@@ -482,9 +505,11 @@ static void open_one(struct gw_engine *engine)
 	}
 	status = open_session(engine, request);
 	if (status != KV_OK) {
-		if (!postpone(engine, request, status)) finish(engine, request, status);
+		if (!postpone(engine, request, status))
+			finish(engine, request, explain_loss(request, status));
 		return;
 	}
+	request->put_back = false;
 	gw_log_subject(request);
 	sequence = gw_session_sequence(request->session);
 	request->prompt_left =

@@ -207,6 +207,7 @@ struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
 	    {KV_DISCONNECTED, {503, broken, "store_unavailable"}},
 	    {KV_TIMEOUT, {503, broken, "store_timeout"}},
 	    {KV_CANCELLED, {503, broken, "stopping"}},
+	    {KV_DRAINING, {503, broken, "store_draining"}},
 	};
 
 	/* Before the engine only a model can be looked for. */

@@ -21,8 +21,8 @@ static enum kv_status check_version(const Kv__HelloRequest *hello)
 enum kv_status kvs_check_draining(const struct kvs_server *server)
 {
 	if (!server->draining) return KV_OK;
-	return kv_fail(
-	    KV_BUSY, "the store is being drained and takes in no new work: try another one, or later");
+	return kv_fail(KV_DRAINING,
+	    "the store is being drained and takes in no new work: try another one, or later");
 }
 
 /* Of one on another host: the encrypted stream, unless it asks for a line and may have one. */

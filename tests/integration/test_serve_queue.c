@@ -19,9 +19,9 @@
 enum { ANSWERS = 4, ANSWER_TOKENS = 600 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { LONG_PROMPT = 2000, SHORTER_PROMPT = 900 };
+enum { LONG_PROMPT = 2500, SHORTER_PROMPT = 500 };
 #else
-enum { LONG_PROMPT = 6000, SHORTER_PROMPT = 2500 };
+enum { LONG_PROMPT = 6000, SHORTER_PROMPT = 1000 };
 #endif
 
 static struct serve_fixture worker;

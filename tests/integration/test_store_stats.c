@@ -356,19 +356,27 @@ static void test_drain(void **state)
 	struct kvc_store *late = NULL;
 	struct kvc_sequence *sequence = NULL;
 	struct kvc_sequence *second = NULL;
+	struct kvc_resume_state resumed;
+	uint8_t digest[32];
 
 	(void)state;
 	options.connect_ms = 0;
+	memset(digest, 3, sizeof digest);
 	assert_ok(test_open(store, NULL, 1, &sequence));
+	assert_ok(test_open(store, "begun", 3, &second));
+	kvc_sequence_close(second, 1);
 	assert_true(begins(ask("drain"), "OK draining "));
 	assert_true(begins(ask("ready"), "ERROR draining "));
 	assert_true(begins(ask("health"), "OK draining "));
 	assert_true(begins(get("/readyz"), "HTTP/1.1 503 "));
 	assert_true(begins(get("/healthz"), "HTTP/1.1 200 "));
-	/* What is open goes on, nothing else begins. */
+	/* What is open or was begun goes on, nothing else begins. */
+	assert_ok(kvc_sequence_resume(store, "begun", digest, &second, &resumed));
+	kvc_sequence_close(second, 0);
+	second = NULL;
 	assert_ok(test_write(store, sequence, 1));
 	assert_int_equal(test_compare(store, sequence, 1), 0);
-	assert_int_equal(test_open(store, NULL, 2, &second), KV_BUSY);
+	assert_int_equal(test_open(store, NULL, 2, &second), KV_DRAINING);
 	assert_int_not_equal(kvc_open(&options, &late), KV_OK);
 	assert_true(begins(ask("drain off"), "OK ready "));
 	assert_true(begins(get("/readyz"), "HTTP/1.1 200 "));

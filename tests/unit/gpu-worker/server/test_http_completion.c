@@ -304,6 +304,7 @@ static void statuses(void **state)
 	    {KV_DISCONNECTED, 503, 503},
 	    {KV_TIMEOUT, 503, 503},
 	    {KV_CANCELLED, 503, 503},
+	    {KV_DRAINING, 503, 503},
 	    {KV_NO_MEMORY, 500, 503},
 	    {KV_IO, 500, 500},
 	    {KV_CORRUPT, 500, 500},
