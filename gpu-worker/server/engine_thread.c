@@ -231,7 +231,9 @@ static void reach_store(struct gw_engine *engine)
 		return;
 	}
 	tell_state(engine,
-	    status == KV_DISCONNECTED || status == KV_TIMEOUT ? GW_ENGINE_WAITING : GW_ENGINE_FAILED,
+	    status == KV_DISCONNECTED || status == KV_TIMEOUT || status == KV_DRAINING
+	        ? GW_ENGINE_WAITING
+	        : GW_ENGINE_FAILED,
 	    kv_error_message());
 	if (engine->pipeline != NULL) disconnect(engine);
 	engine->backoff_ms = engine->backoff_ms == 0                    ? FIRST_BACKOFF_MS
@@ -293,7 +295,8 @@ static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_re
 	struct gw_engine_event event = {.kind = GW_EVENT_OPENED};
 	const struct gw_sequence *sequence;
 
-	request->times.begun_ns = kv_now_ns();
+	/* A replay of what was answered already is part of answering. */
+	if (request->times.ready_ns == 0) request->times.begun_ns = kv_now_ns();
 	KV_TRY(gw_session_open(
 	    engine->pipeline, engine->options.tokenizer, &request->asked, &request->session));
 	sequence = gw_session_sequence(request->session);
@@ -301,7 +304,7 @@ static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_re
 	event.text_length = (uint32_t)strlen(event.text);
 	event.prompt_tokens = gw_sequence_prompt_tokens(sequence);
 	event.prefix_hit = gw_sequence_prefix_hit(sequence);
-	request->times.opened_ns = kv_now_ns();
+	if (request->times.ready_ns == 0) request->times.opened_ns = kv_now_ns();
 	if (!request->told_opened) tell(engine, request, &event);
 	request->told_opened = true;
 	return KV_OK;
@@ -316,9 +319,13 @@ static bool has_others(const struct gw_engine *engine)
  * is to go on with is in `asked`. */
 static void wait_at_head(struct gw_engine *engine, struct gw_engine_request *request)
 {
+	/* The log's subject names the session. */
+	gw_log_subject(NULL);
 	gw_session_close(request->session);
 	request->session = NULL;
 	request->begun_prompt = request->stalled = false;
+	request->told_layers = 0;
+	request->layer_ns = 0;
 	request->refusals++;
 	if (!has_others(engine)) request->refusals_alone++;
 	request->after_ends = engine->ends + 1;
@@ -360,6 +367,8 @@ static bool postpone(
 		gw_session_give_up(request->session);
 	}
 	wait_at_head(engine, request);
+	/* What was put back before still is. */
+	request->put_back = request->asked.resume_id == request->sequence_id;
 	return true;
 }
 
@@ -367,6 +376,7 @@ static bool postpone(
 static bool put_back(struct gw_engine *engine, uint32_t index)
 {
 	struct gw_engine_request *request = engine->running[index];
+	uint32_t told = 0;
 
 	if (gw_session_put_back(request->session) != KV_OK) return false;
 	remove_at(engine->running, &engine->running_count, index);
@@ -382,7 +392,9 @@ static bool put_back(struct gw_engine *engine, uint32_t index)
 	    gw_session_id(request->session));
 	request->asked.resume_id = request->sequence_id;
 	request->asked.sequence_id = NULL;
-	gw_session_tokens(request->session, &request->asked.have_tokens);
+	gw_session_tokens(request->session, &told);
+	/* Who resumed it may have more than it has come to. */
+	if (told > request->asked.have_tokens) request->asked.have_tokens = told;
 	wait_at_head(engine, request);
 	request->put_back = true;
 	return true;

@@ -15,8 +15,10 @@ static enum kv_status prepare(struct gw_exchange *exchange, struct gw_choice *ch
 	choice->index = (uint32_t)(choice - exchange->choices);
 	choice->asked = request->session;
 	choice->asked.request_id = exchange->id;
-	/* A seed gives the same answers to a prompt again, but not the same one for each. */
-	choice->asked.sampling.seed += choice->index % request->choices;
+	/* A seed gives the same answers to a prompt again, but not the same one for each. Without one,
+	 * prompts that are alike have answers of their own, too. */
+	choice->asked.sampling.seed +=
+	    request->seeded ? choice->index % request->choices : choice->index;
 	if (request->prompts != NULL) {
 		const struct gw_http_prompt *prompt = &request->prompts[choice->index / request->choices];
 

@@ -468,6 +468,7 @@ static enum kv_status read_fields(
 	KV_TRY(read_max_tokens(body, "max_tokens", model, max_tokens));
 	if (request->chat) KV_TRY(read_max_tokens(body, "max_completion_tokens", model, max_tokens));
 	KV_TRY(read_sampling(body, &request->session.sampling));
+	request->seeded = field(body, "seed") != NULL;
 	KV_TRY(read_stops(request));
 	KV_TRY(read_own_fields(body, &request->session));
 	KV_TRY(read_choices(request));

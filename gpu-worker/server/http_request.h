@@ -43,6 +43,7 @@ struct gw_http_request {
 	uint32_t choices; /* answers to each prompt, 1 to GW_MAX_CHOICES */
 	int logprobs;     /* records are wanted; how many others beside each: session.top_logprobs */
 	int chat, stream;
+	int seeded;      /* the client chose the seed */
 	int usage_event; /* stream_options.include_usage: usage comes in an event of its own */
 };
 

@@ -376,7 +376,10 @@ static enum MHD_Result take_body(
 		}
 		return MHD_NO;
 	}
-	if (own != NULL && !gw_connection_body(own, *size)) return MHD_NO;
+	if (own != NULL && !gw_connection_body(own, *size)) {
+		own->unread = true;
+		return MHD_NO;
+	}
 	kv_text_append(&exchange->body, bytes, *size);
 	/* What did not fit into memory is told when the body is whole. */
 	if (own != NULL && kv_text_status(&exchange->body) != KV_OK)

@@ -50,7 +50,8 @@ struct gw_session_request {
 	int ignore_end;            /* go on after an end token */
 	uint32_t have_tokens;      /* the answer's first tokens, which gw_session_take leaves out */
 	struct gw_token_record *records; /* NULL, or [max_tokens]: written as tokens are picked. The
-	                                    caller's. Not with resume_id. */
+	                                    caller's. With resume_id only what was put back: those of
+	                                    the tokens that it has are there. */
 	uint32_t top_logprobs;     /* of each record, at most GW_MAX_TOP_LOGPROBS */
 	int digest;                /* BLAKE2b-256 of all logits that tokens were picked from, and how
 	                              far the best was from the next each time */

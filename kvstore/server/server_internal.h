@@ -428,7 +428,7 @@ struct kvs_answer {
 typedef enum kv_status (*kvs_handler)(
     struct kvs_peer *peer, const Kv__Request *request, struct kvs_answer *answer);
 
-/* handle_hello.c: KV_BUSY while the store takes in no new work. */
+/* handle_hello.c: KV_DRAINING while the store takes in no new work. */
 enum kv_status kvs_check_draining(const struct kvs_server *server);
 
 enum kv_status kvs_handle_hello(struct kvs_peer *, const Kv__Request *, struct kvs_answer *);

@@ -112,6 +112,19 @@ static void a_seed_gives_the_same_choices(void **state)
 	serve_reply_deinit(&one);
 }
 
+static void alike_prompts_are_answered_each(void **state)
+{
+	static const char BODY[] = "{\"prompt\":[\"" PROMPT "\",\"" PROMPT "\"],\"ignore_end\":true,"
+	                           "\"max_tokens\":12,\"temperature\":1.5}";
+	struct serve_reply reply;
+
+	(void)state;
+	assert_true(serve_ask(&worker, "POST", "/v1/completions", BODY, &reply));
+	if (reply.code != 200) fail_msg("%d: %s", reply.code, reply.body);
+	assert_string_not_equal(text_at(reply.json, 0), text_at(reply.json, 1));
+	serve_reply_deinit(&reply);
+}
+
 static double real_at(const json_t *list, size_t index)
 {
 	return json_number_value(json_array_get(list, index));
@@ -351,6 +364,7 @@ int main(void)
 	    cmocka_unit_test(an_answer_has_a_name),
 	    cmocka_unit_test(greedy_choices_are_alike),
 	    cmocka_unit_test(a_seed_gives_the_same_choices),
+	    cmocka_unit_test(alike_prompts_are_answered_each),
 	    cmocka_unit_test(log_probabilities_of_a_completion),
 	    cmocka_unit_test(log_probabilities_of_a_chat),
 	    cmocka_unit_test(choices_are_streamed),
