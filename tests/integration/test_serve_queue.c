@@ -262,8 +262,8 @@ static void answers_that_do_not_fit_together_are_put_back(void **state)
 
 	(void)state;
 	are_the_same_together(ANSWERS, 200, "\"max_tokens\":600");
-	for (int i = 0; i < 100 && metric("clusterkv_worker_decode_tokens_total") <
-	                               ANSWERS * ANSWER_TOKENS; i++)
+	for (int i = 0;
+	     i < 100 && metric("clusterkv_worker_decode_tokens_total") < ANSWERS * ANSWER_TOKENS; i++)
 		nanosleep(&nap, NULL);
 	assert_true(metric("clusterkv_worker_put_back_total") > 0);
 	assert_int_equal(metric("clusterkv_worker_requests_total"), ANSWERS);
