@@ -2,20 +2,22 @@
 
 #include <string.h>
 
-void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed)
+void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence)
+{
+	gw_totals_add_work(totals, sequence);
+	/* What was known when it was resumed, the worker before has counted. */
+	if (gw_sequence_resumed_tokens(sequence) > 0) return;
+	totals->prompt_tokens += gw_sequence_prompt_tokens(sequence);
+	totals->prefix_hit_tokens += gw_sequence_prefix_hit(sequence);
+}
+
+void gw_totals_add_work(struct gw_totals *totals, const struct gw_sequence *sequence)
 {
 	const struct gw_report *report = gw_sequence_report(sequence);
 	uint32_t prompt = gw_sequence_prompt_tokens(sequence);
 	uint32_t resumed = gw_sequence_resumed_tokens(sequence), tokens = 0;
 
-	totals->requests++;
-	totals->failures += failed ? 1 : 0;
 	gw_sequence_tokens(sequence, &tokens);
-	/* What was known when it was resumed, the worker before has counted. */
-	if (resumed == 0) {
-		totals->prompt_tokens += prompt;
-		totals->prefix_hit_tokens += gw_sequence_prefix_hit(sequence);
-	}
 	totals->decode_tokens += tokens - (resumed > 0 ? resumed : prompt);
 	totals->decode_steps += report->decode_steps;
 	totals->degraded_steps += report->degraded_steps;
@@ -114,7 +116,8 @@ void gw_worker_report(struct gw_worker *worker, const struct gw_sequence *sequen
 	struct gw_totals totals = {0};
 	double values[KV_WORKER_COUNTER_COUNT];
 
-	gw_totals_add(&totals, sequence, 0);
+	gw_totals_add(&totals, sequence);
+	totals.requests = active ? 0 : 1;
 	totals.active_sequences = active ? 1 : 0;
 	gw_totals_values(worker, &totals, values);
 	gw_worker_push(worker, values);

@@ -23,7 +23,10 @@ struct gw_totals {
 	uint64_t put_back;
 };
 
-void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence, int failed);
+/* What a sequence has taken so far: all of it, or, while its prompt is open or when it is to be begun
+ * again, all but the prompt's tokens, so that those are counted once. */
+void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence);
+void gw_totals_add_work(struct gw_totals *totals, const struct gw_sequence *sequence);
 
 /* All counters, by enum kv_worker_counter. On the thread that uses the pipeline. */
 void gw_totals_values(const struct gw_worker *worker, const struct gw_totals *totals,

@@ -72,29 +72,38 @@ static void count_finished(void *context, const struct gw_sequence *sequence, in
 {
 	struct serving *serving = context;
 
-	gw_totals_add(&serving->totals, sequence, failed);
+	gw_totals_add(&serving->totals, sequence);
+	serving->totals.requests++;
+	serving->totals.failures += failed ? 1 : 0;
 }
 
-/* It ends another time. */
 static void count_put_back(void *context, const struct gw_sequence *sequence)
 {
 	struct serving *serving = context;
 
-	gw_totals_add(&serving->totals, sequence, 0);
-	serving->totals.requests--;
+	gw_totals_add(&serving->totals, sequence);
 	serving->totals.put_back++;
 }
 
-static void push_totals(
-    void *context, struct gw_sequence *const *running, uint32_t count, uint64_t longest_ns)
+static void count_postponed(void *context, const struct gw_sequence *sequence)
+{
+	struct serving *serving = context;
+
+	gw_totals_add_work(&serving->totals, sequence);
+}
+
+static void push_totals(void *context, struct gw_sequence *const *running, uint32_t count,
+    uint32_t open, uint64_t longest_ns)
 {
 	struct serving *serving = context;
 	struct gw_totals totals = serving->totals;
 	double values[KV_WORKER_COUNTER_COUNT];
 
 	for (uint32_t i = 0; i < count; i++)
-		gw_totals_add(&totals, running[i], 0);
-	totals.active_sequences = count;
+		gw_totals_add(&totals, running[i]);
+	for (uint32_t i = 0; i < open; i++)
+		gw_totals_add_work(&totals, running[count + i]);
+	totals.active_sequences = count + open;
 	totals.longest_unit_seconds = (double)longest_ns / 1e9;
 	gw_totals_values(&serving->worker, &totals, values);
 	gw_worker_push(&serving->worker, values);
@@ -242,6 +251,7 @@ static enum kv_status open_engine(struct serving *serving)
 	options.hooks.connected = is_connected;
 	options.hooks.finished = count_finished;
 	options.hooks.put_back = count_put_back;
+	options.hooks.postponed = count_postponed;
 	options.hooks.report = push_totals;
 	options.on_event = on_event;
 	options.event_context = serving;

@@ -358,6 +358,8 @@ static bool postpone(
 	if ((status != KV_LIMIT && status != KV_NO_MEMORY) || !may_wait(engine, request)) return false;
 	kv_debug("engine", "waits for memory: %s", kv_error_message());
 	if (request->session != NULL) {
+		engine->options.hooks.postponed(
+		    engine->options.hooks.context, gw_session_sequence(request->session));
 		/* What its client was told is its id stays it. */
 		if (request->asked.resume_id == NULL) {
 			snprintf(request->sequence_id, sizeof request->sequence_id, "%s",
@@ -677,11 +679,11 @@ static void report(struct gw_engine *engine)
 
 	if (engine->pipeline == NULL || kv_now_ms() < engine->report_ms) return;
 	engine->report_ms = kv_now_ms() + REPORT_MS;
-	for (uint32_t i = 0; i < engine->running_count; i++)
+	for (uint32_t i = 0; i < count; i++)
 		sequences[i] = gw_session_sequence(engine->running[i]->session);
 	for (uint32_t i = 0; i < engine->open_count; i++)
-		sequences[count++] = gw_session_sequence(engine->open[i]->session);
-	hooks->report(hooks->context, sequences, count, engine->longest_ns);
+		sequences[count + i] = gw_session_sequence(engine->open[i]->session);
+	hooks->report(hooks->context, sequences, count, engine->open_count, engine->longest_ns);
 }
 
 static void sleep_until(struct gw_engine *engine, uint64_t deadline_ms)

@@ -182,6 +182,28 @@ static void answers_alone(uint32_t count, uint32_t prompt, const char *more, cha
 	assert_int_equal(stop(NULL), 0);
 }
 
+static long metric(const char *name);
+
+/* While answers wait, are put back and end, what Prometheus takes for counters only rises. */
+static void watch_counters(void)
+{
+	static const char *const names[] = {"clusterkv_worker_requests_total",
+	    "clusterkv_worker_prompt_tokens_total", "clusterkv_worker_decode_tokens_total",
+	    "clusterkv_worker_decode_steps_total"};
+	const struct timespec nap = {0, 30000000};
+	long before[4] = {0};
+
+	for (int turn = 0; turn < 40; turn++) {
+		for (size_t i = 0; i < 4; i++) {
+			long value = metric(names[i]);
+
+			if (value < before[i]) fail_msg("%s fell from %ld to %ld", names[i], before[i], value);
+			before[i] = value;
+		}
+		nanosleep(&nap, NULL);
+	}
+}
+
 static void are_the_same_together(uint32_t count, uint32_t prompt, const char *more)
 {
 	struct serve_reply replies[ANSWERS];
@@ -192,6 +214,7 @@ static void are_the_same_together(uint32_t count, uint32_t prompt, const char *m
 	start_with_store("1MiB");
 	for (uint32_t i = 0; i < count; i++)
 		open_call(&calls[i], i, prompt, more);
+	watch_counters();
 	finish_calls(calls, replies, count);
 	for (uint32_t i = 0; i < count; i++) {
 		assert_string_equal(text_of(&replies[i]), texts[i]);

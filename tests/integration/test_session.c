@@ -130,7 +130,7 @@ static void an_answer_up_to_the_end_of_the_context_is_taken_over(void **state)
 	take_steps(session, 6);
 	memcpy(whole, gw_session_tokens(session, &count), sizeof whole);
 	assert_int_equal(count, 6);
-	gw_totals_add(&totals, gw_session_sequence(session), 0);
+	gw_totals_add(&totals, gw_session_sequence(session));
 	assert_int_equal(totals.prompt_tokens, f.request.token_count);
 	assert_int_equal(totals.decode_tokens, 6);
 	totals = (struct gw_totals){0};
@@ -143,7 +143,7 @@ static void an_answer_up_to_the_end_of_the_context_is_taken_over(void **state)
 	assert_memory_equal(gw_session_tokens(session, &count), whole, sizeof whole);
 	assert_int_equal(count, 6);
 	/* Prompt and three tokens were counted by who began it. */
-	gw_totals_add(&totals, gw_session_sequence(session), 0);
+	gw_totals_add(&totals, gw_session_sequence(session));
 	assert_int_equal(totals.prompt_tokens, 0);
 	assert_int_equal(totals.prefix_hit_tokens, 0);
 	assert_int_equal(totals.decode_tokens, 3);
