@@ -23,8 +23,8 @@ struct gw_totals {
 	uint64_t put_back;
 };
 
-/* What a sequence has taken so far: all of it, or, while its prompt is open or when it is to be begun
- * again, all but the prompt's tokens, so that those are counted once. */
+/* What a sequence has taken so far: all of it, or, while its prompt is open or when it is to be
+ * begun again, all but the prompt's tokens, so that those are counted once. */
 void gw_totals_add(struct gw_totals *totals, const struct gw_sequence *sequence);
 void gw_totals_add_work(struct gw_totals *totals, const struct gw_sequence *sequence);
 

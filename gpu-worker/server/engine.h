@@ -81,8 +81,8 @@ struct gw_engine_hooks {
 	enum kv_status (*connect)(void *context, struct gw_pipeline **pipeline);
 	void (*disconnect)(void *context);
 	int (*connected)(void *context);
-	/* A sequence ends; then, every 250 ms and at the end: `count` that run, `open` behind them whose
-	 * prompts are open, and what the longest unit of a prompt took so far. */
+	/* A sequence ends; then, every 250 ms and at the end: `count` that run, `open` behind them
+	 * whose prompts are open, and what the longest unit of a prompt took so far. */
 	void (*finished)(void *context, const struct gw_sequence *sequence, int failed);
 	/* A running one goes back to the queue, because the store is full: it will be resumed. */
 	void (*put_back)(void *context, const struct gw_sequence *sequence);

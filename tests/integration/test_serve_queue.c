@@ -184,8 +184,9 @@ static void answers_alone(uint32_t count, uint32_t prompt, const char *more, cha
 
 static long metric(const char *name);
 
-/* While answers wait, are put back and end, what Prometheus takes for counters only rises. */
-static void watch_counters(void)
+/* While `count` answers wait, are put back and end, what Prometheus takes for counters only rises.
+ */
+static void watch_counters(uint32_t count)
 {
 	static const char *const names[] = {"clusterkv_worker_requests_total",
 	    "clusterkv_worker_prompt_tokens_total", "clusterkv_worker_decode_tokens_total",
@@ -193,7 +194,7 @@ static void watch_counters(void)
 	const struct timespec nap = {0, 30000000};
 	long before[4] = {0};
 
-	for (int turn = 0; turn < 40; turn++) {
+	for (int turn = 0; turn < 1000 && before[0] < (long)count; turn++) {
 		for (size_t i = 0; i < 4; i++) {
 			long value = metric(names[i]);
 
@@ -202,6 +203,7 @@ static void watch_counters(void)
 		}
 		nanosleep(&nap, NULL);
 	}
+	assert_int_equal(before[0], count);
 }
 
 static void are_the_same_together(uint32_t count, uint32_t prompt, const char *more)
@@ -214,7 +216,7 @@ static void are_the_same_together(uint32_t count, uint32_t prompt, const char *m
 	start_with_store("1MiB");
 	for (uint32_t i = 0; i < count; i++)
 		open_call(&calls[i], i, prompt, more);
-	watch_counters();
+	watch_counters(count);
 	finish_calls(calls, replies, count);
 	for (uint32_t i = 0; i < count; i++) {
 		assert_string_equal(text_of(&replies[i]), texts[i]);
