@@ -9,6 +9,7 @@ static enum kv_status send(struct gw_pipeline *pipeline)
 	const struct kn_copy_arguments a = {step->admissions, step->admission_count};
 
 	step->admission_count = 0;
+	step->admitted = 1;
 	return device->ops->copy(device->backend, device->stream, &a);
 }
 
@@ -120,6 +121,7 @@ enum kv_status gw_device_admit(struct gw_pipeline *pipeline, struct gw_sequence 
 
 	gw_cluster_cache_begin(pipeline->cache);
 	pipeline->device_step->admission_count = 0;
+	pipeline->device_step->admitted = 0;
 	status = admit(pipeline, batch, count);
 	if (status != KV_OK) {
 		gw_cluster_cache_abandon(pipeline->cache);
@@ -127,5 +129,5 @@ enum kv_status gw_device_admit(struct gw_pipeline *pipeline, struct gw_sequence 
 	}
 	gw_cluster_cache_commit(pipeline->cache);
 	/* Nothing is queued between steps: memory may go. */
-	return kn_device_wait(&pipeline->device);
+	return pipeline->device_step->admitted ? kn_device_wait(&pipeline->device) : KV_OK;
 }

@@ -106,6 +106,7 @@ struct gw_device_step {
 	struct gw_step_room room;
 	struct kn_copy_job admissions[GW_ADMISSIONS];
 	uint32_t admission_count;
+	int admitted;         /* something of the last step was copied into the cache */
 	uint32_t pause;       /* steps that are left to the host, as staging was full */
 	uint32_t pause_after; /* how many it was the last time; 0: there was room since */
 };
