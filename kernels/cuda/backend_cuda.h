@@ -189,9 +189,9 @@ enum kv_status kn_cuda_describe(
     struct kn_stream *stream, size_t bytes, struct kn_cuda_descriptors *descriptors);
 /* Parts of at least so many bytes. Nothing may be queued that reads the ring. */
 enum kv_status kn_cuda_reserve_ring(struct kn_stream *stream, size_t part_bytes);
-/* Queue their copy on `target`, the stream's own. */
+/* Queue their copy. */
 enum kv_status kn_cuda_send(
-    struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors, cudaStream_t target);
+    struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors);
 
 /* At least so many bytes of scratch memory for what is queued next. */
 enum kv_status kn_cuda_reserve(

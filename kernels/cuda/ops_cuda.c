@@ -116,7 +116,7 @@ enum kv_status kn_cuda_op_copy(
 	if (most == 0) return KV_OK;
 	KV_TRY(kn_cuda_describe(stream, bytes, &sent));
 	memcpy(sent.host, a->jobs, bytes);
-	KV_TRY(kn_cuda_send(stream, &sent, stream->compute));
+	KV_TRY(kn_cuda_send(stream, &sent));
 	device.jobs = (const struct kn_copy_job *)(const void *)sent.device;
 	return kn_cuda_check(kn_cuda_copy(&device, most, stream->compute), "copy");
 }

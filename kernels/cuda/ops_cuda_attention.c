@@ -35,13 +35,13 @@ static enum kv_status check_kv_type(const char *op, enum kn_kv_type type)
 
 /* Descriptors as they are, with no pointers among them that have to be followed. */
 static enum kv_status send_jobs(
-    struct kn_stream *stream, const void *jobs, size_t bytes, cudaStream_t target, void **device)
+    struct kn_stream *stream, const void *jobs, size_t bytes, void **device)
 {
 	struct kn_cuda_descriptors sent;
 
 	KV_TRY(kn_cuda_describe(stream, bytes, &sent));
 	memcpy(sent.host, jobs, bytes);
-	KV_TRY(kn_cuda_send(stream, &sent, target));
+	KV_TRY(kn_cuda_send(stream, &sent));
 	*device = sent.device;
 	return KV_OK;
 }
@@ -84,7 +84,7 @@ enum kv_status kn_cuda_op_attend_dense(
 	KV_TRY(kn_cuda_describe(stream, spans + own, &sent));
 	if (spans > 0) memcpy(sent.host, a->context, spans);
 	memcpy(sent.host + spans, (const void *)a->own, own);
-	KV_TRY(kn_cuda_send(stream, &sent, stream->compute));
+	KV_TRY(kn_cuda_send(stream, &sent));
 	device.context = (const struct kn_span *)(const void *)sent.device;
 	device.own = (const uint8_t *const *)(const void *)(sent.device + spans);
 	KV_TRY(kn_cuda_reserve(stream, &stream->scratch, kn_cuda_attend_dense_scratch_bytes(a)));
@@ -161,7 +161,7 @@ static enum kv_status send_attend_jobs(struct kn_stream *stream,
 		host += bytes;
 		device += bytes;
 	}
-	KV_TRY(kn_cuda_send(stream, &sent, stream->compute));
+	KV_TRY(kn_cuda_send(stream, &sent));
 	*jobs = (const struct kn_attend_job *)(const void *)sent.device;
 	return KV_OK;
 }
@@ -215,7 +215,7 @@ enum kv_status kn_cuda_op_score(
 	}
 	KV_TRY(kn_cuda_reserve(
 	    stream, &stream->scratch, kn_cuda_score_scratch_bytes(a->job_count, most, a->group)));
-	KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, stream->compute, &jobs));
+	KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, &jobs));
 	device.jobs = jobs;
 	kn_cuda_range_begin("score");
 	status = kn_cuda_check(
@@ -243,7 +243,7 @@ enum kv_status kn_cuda_op_select(
 			return kv_fail(
 			    KV_INVALID, "select: job %u of %u clusters lacks an array", i, job->clusters);
 	}
-	KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, stream->compute, &jobs));
+	KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, &jobs));
 	device.jobs = jobs;
 	kn_cuda_range_begin("select");
 	status = kn_cuda_check(kn_cuda_select(&device, stream->compute), "select");
@@ -261,8 +261,7 @@ enum kv_status kn_cuda_op_lookup(
 	(void)backend;
 	KV_TRY(kn_lookup_check(a));
 	if (a->job_count > 0) KV_TRY(check_jobs("lookup", a->jobs, a->job_count));
-	if (a->job_count > 0)
-		KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, stream->compute, &jobs));
+	if (a->job_count > 0) KV_TRY(send_jobs(stream, a->jobs, a->job_count * sizeof *a->jobs, &jobs));
 	device.jobs = jobs;
 	kn_cuda_range_begin("lookup");
 	status = kn_cuda_check(kn_cuda_lookup(&device, stream->compute), "lookup");
@@ -360,8 +359,7 @@ static enum kv_status run_index_round(struct kn_stream *stream, const struct kn_
 
 	KV_TRY(choose_update(stream->backend, a, bounds, &update));
 	KV_TRY(kn_cuda_reserve(stream, &stream->scratch, kn_cuda_index_scratch_bytes(bounds)));
-	KV_TRY(
-	    send_jobs(stream, a->jobs + first, bounds->jobs * sizeof *a->jobs, stream->compute, &jobs));
+	KV_TRY(send_jobs(stream, a->jobs + first, bounds->jobs * sizeof *a->jobs, &jobs));
 	device.jobs = jobs;
 	device.job_count = bounds->jobs;
 	return kn_cuda_check(

@@ -249,13 +249,11 @@ enum kv_status kn_cuda_describe(
 	return KV_OK;
 }
 
-enum kv_status kn_cuda_send(
-    struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors, cudaStream_t target)
+enum kv_status kn_cuda_send(struct kn_stream *stream, const struct kn_cuda_descriptors *descriptors)
 {
-	(void)stream;
 	if (descriptors->bytes == 0) return KV_OK;
 	return kn_cuda_check(cudaMemcpyAsync(descriptors->device, descriptors->host, descriptors->bytes,
-	                         cudaMemcpyHostToDevice, target),
+	                         cudaMemcpyHostToDevice, stream->compute),
 	    "sending descriptors");
 }
 
