@@ -1,5 +1,5 @@
-/* The loop's side of the engine: messages go in, events come out. engine_thread.c is the other
- * side. */
+/* The loop's side of the engine: messages go in, events come out. The other side is
+ * engine_thread.c, with engine_queue.c and engine_events.c. */
 #include <string.h>
 #include <time.h>
 

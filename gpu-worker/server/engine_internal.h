@@ -32,7 +32,7 @@ struct gw_engine_request {
 	uint64_t after_ends;     /* it is tried when so many have ended */
 	uint64_t retry_ms;       /* ... or then, when there is none that could end */
 	char sequence_id[KVW_MAX_SEQUENCE_ID]; /* of the sequence that it had */
-	uint64_t progress_ms; /* when the last progress was told */
+	uint64_t progress_ms;                  /* when the last progress was told */
 	struct gw_request_times times;
 	uint32_t told_layers; /* that GW_EVENT_LAYER told of */
 	uint64_t layer_ns;    /* that the layer after them has taken so far */
@@ -66,15 +66,15 @@ struct gw_engine {
 	struct gw_pipeline *pipeline;
 	enum gw_engine_state state;
 	char reason[GW_EVENT_TEXT_BYTES];
-	struct gw_engine_request *first, *last; /* waiting */
+	struct gw_engine_request *first, *last;             /* waiting */
 	struct gw_engine_request *open[KN_MAX_DECODE_ROWS]; /* prompts that are being computed, in the
 	                                                       order in which they were opened */
 	uint32_t open_count;
-	uint64_t ends;        /* sequences that have ended */
-	int64_t owed_ns;      /* to the first of them: prefill_order.h */
-	uint64_t unit_ns;     /* that the last unit of a prompt took */
-	uint64_t longest_ns;  /* the longest of all */
-	uint64_t stepped_ns;  /* when the running ones got their last token */
+	uint64_t ends;       /* sequences that have ended */
+	int64_t owed_ns;     /* to the first of them: prefill_order.h */
+	uint64_t unit_ns;    /* that the last unit of a prompt took */
+	uint64_t longest_ns; /* the longest of all */
+	uint64_t stepped_ns; /* when the running ones got their last token */
 	struct gw_engine_request *running[KN_MAX_DECODE_ROWS];
 	uint32_t running_count;
 	float *logits; /* [max_batch][vocabulary] */
@@ -84,6 +84,35 @@ struct gw_engine {
 
 /* engine_thread.c */
 void *gw_engine_main(void *engine);
+
+/* engine_events.c. An event of a request, with where its time went so far. */
+void gw_engine_tell(
+    struct gw_engine *engine, struct gw_engine_request *request, struct gw_engine_event *event);
+/* The text of its answer that may be shown. */
+void gw_engine_tell_text(struct gw_engine *engine, struct gw_engine_request *request);
+void gw_engine_tell_state(struct gw_engine *engine, enum gw_engine_state state, const char *reason);
+/* Closes the session and hands the request back. The thread's error text says why it failed. */
+void gw_engine_finish(
+    struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status);
+enum kv_status gw_engine_why_cancelled(const struct gw_engine *engine);
+void gw_engine_remove_at(struct gw_engine_request **list, uint32_t *count, uint32_t index);
+
+/* engine_queue.c */
+void gw_queue_append(struct gw_engine *engine, struct gw_engine_request *request);
+/* Requests that will never begin go back at once, wherever in the queue they are. */
+void gw_queue_refuse(struct gw_engine *engine);
+/* Open what waits: what is stored of a prompt says how much is left to compute. One at a time, as
+ * answers that run may wait for their next token. */
+void gw_queue_open_one(struct gw_engine *engine);
+/* May nothing be opened before somebody ends, or time passes? */
+bool gw_queue_is_held(const struct gw_engine *engine);
+/* Nothing was picked since it was opened, and there was no memory for it. False when it is not to
+ * be tried again. */
+bool gw_queue_postpone(
+    struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status);
+/* When no running answer can go on, as the store is full, the youngest makes room. */
+void gw_queue_relieve(struct gw_engine *engine);
+void gw_queue_describe_open(const struct gw_engine *engine, struct gw_open_prompt *prompts);
 
 /* engine_times.c: lines of the log are about this request from now on; NULL: about none. */
 void gw_log_subject(const struct gw_engine_request *request);

@@ -1,0 +1,267 @@
+/* The queue: which waiting request is opened next, and what waits again because there was no memory
+ * for it. */
+#include <stdio.h>
+#include <string.h>
+
+#include "common/base/clock.h"
+#include "common/base/log.h"
+#include "gpu-worker/server/engine_internal.h"
+
+/* What does not fit is tried again so often, and so often while this worker has nothing else in the
+ * store: at most 1.5 s, then others have the memory, or it never fits. */
+enum { MOST_REFUSALS = 32, MOST_ALONE = 4, FIRST_RETRY_MS = 100 };
+
+void gw_queue_append(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	request->next = NULL;
+	if (engine->last != NULL)
+		engine->last->next = request;
+	else
+		engine->first = request;
+	engine->last = request;
+}
+
+static void take(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	struct gw_engine_request **at = &engine->first, *before = NULL;
+
+	for (; *at != request; at = &before->next)
+		before = *at;
+	*at = request->next;
+	if (engine->last == request) engine->last = before;
+}
+
+void gw_queue_refuse(struct gw_engine *engine)
+{
+	struct gw_engine_request *request = engine->first, *next;
+
+	engine->first = engine->last = NULL;
+	for (; request != NULL; request = next) {
+		next = request->next;
+		/* Who drains finishes what has begun. */
+		if (engine->stopping || request->cancelled || (engine->draining && !request->told_opened))
+			gw_engine_finish(engine, request, gw_engine_why_cancelled(engine));
+		else if (engine->state == GW_ENGINE_WAITING || engine->state == GW_ENGINE_FAILED)
+			gw_engine_finish(engine, request,
+			    kv_fail(KV_DISCONNECTED, "waiting for the store: %s", engine->reason));
+		else
+			gw_queue_append(engine, request);
+	}
+}
+
+static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	struct gw_engine_event event = {.kind = GW_EVENT_OPENED};
+	const struct gw_sequence *sequence;
+
+	/* A replay of what was answered already is part of answering. */
+	if (request->times.ready_ns == 0) request->times.begun_ns = kv_now_ns();
+	KV_TRY(gw_session_open(
+	    engine->pipeline, engine->options.tokenizer, &request->asked, &request->session));
+	sequence = gw_session_sequence(request->session);
+	snprintf(event.text, sizeof event.text, "%s", gw_session_id(request->session));
+	event.text_length = (uint32_t)strlen(event.text);
+	event.prompt_tokens = gw_sequence_prompt_tokens(sequence);
+	event.prefix_hit = gw_sequence_prefix_hit(sequence);
+	if (request->times.ready_ns == 0) request->times.opened_ns = kv_now_ns();
+	if (!request->told_opened) gw_engine_tell(engine, request, &event);
+	request->told_opened = true;
+	return KV_OK;
+}
+
+static bool has_others(const struct gw_engine *engine)
+{
+	return engine->running_count + engine->open_count > 0;
+}
+
+/* Close the session and have its request wait at the head of the queue until somebody ends. What it
+ * is to go on with is in `asked`. */
+static void wait_at_head(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	/* The log's subject names the session. */
+	gw_log_subject(NULL);
+	gw_session_close(request->session);
+	request->session = NULL;
+	request->begun_prompt = request->stalled = false;
+	request->told_layers = 0;
+	request->layer_ns = 0;
+	request->refusals++;
+	if (!has_others(engine)) request->refusals_alone++;
+	request->after_ends = engine->ends + 1;
+	request->retry_ms = kv_now_ms() + ((uint64_t)FIRST_RETRY_MS << request->refusals_alone) / 2;
+	request->next = engine->first;
+	engine->first = request;
+	if (engine->last == NULL) engine->last = request;
+}
+
+static bool may_wait(const struct gw_engine *engine, const struct gw_engine_request *request)
+{
+	return !request->cancelled && !engine->stopping && request->refusals < MOST_REFUSALS &&
+	       (has_others(engine) || request->refusals_alone < MOST_ALONE);
+}
+
+bool gw_queue_is_held(const struct gw_engine *engine)
+{
+	const struct gw_engine_request *request = engine->first;
+
+	if (request == NULL || request->refusals == 0 || request->cancelled) return false;
+	return has_others(engine) ? engine->ends < request->after_ends
+	                          : kv_now_ms() < request->retry_ms;
+}
+
+bool gw_queue_postpone(
+    struct gw_engine *engine, struct gw_engine_request *request, enum kv_status status)
+{
+	if ((status != KV_LIMIT && status != KV_NO_MEMORY) || !may_wait(engine, request)) return false;
+	kv_debug("engine", "waits for memory: %s", kv_error_message());
+	if (request->session != NULL) {
+		engine->options.hooks.postponed(
+		    engine->options.hooks.context, gw_session_sequence(request->session));
+		/* What its client was told is its id stays it. */
+		if (request->asked.resume_id == NULL) {
+			snprintf(request->sequence_id, sizeof request->sequence_id, "%s",
+			    gw_session_id(request->session));
+			if (request->sequence_id[0] != '\0') request->asked.sequence_id = request->sequence_id;
+		}
+		gw_session_give_up(request->session);
+	}
+	wait_at_head(engine, request);
+	/* What was put back before still is. */
+	request->put_back = request->asked.resume_id == request->sequence_id;
+	return true;
+}
+
+/* A running answer makes room in the store. False when nobody could resume it. */
+static bool put_back(struct gw_engine *engine, uint32_t index)
+{
+	struct gw_engine_request *request = engine->running[index];
+	uint32_t told = 0;
+
+	if (gw_session_put_back(request->session) != KV_OK) return false;
+	gw_engine_remove_at(engine->running, &engine->running_count, index);
+	if (!may_wait(engine, request)) {
+		gw_engine_finish(engine, request, kv_fail(KV_LIMIT, "%s", request->result.message));
+		return true;
+	}
+	gw_log_subject(request);
+	kv_info("engine", "put back: %s", request->result.message);
+	engine->options.hooks.put_back(
+	    engine->options.hooks.context, gw_session_sequence(request->session));
+	snprintf(
+	    request->sequence_id, sizeof request->sequence_id, "%s", gw_session_id(request->session));
+	request->asked.resume_id = request->sequence_id;
+	request->asked.sequence_id = NULL;
+	gw_session_tokens(request->session, &told);
+	/* Who resumed it may have more than it has come to. */
+	if (told > request->asked.have_tokens) request->asked.have_tokens = told;
+	wait_at_head(engine, request);
+	request->put_back = true;
+	return true;
+}
+
+/* The store forgot a sequence that made room, or somebody else resumed it: no mistake of who waits
+ * for the answer. */
+static enum kv_status explain_loss(const struct gw_engine_request *request, enum kv_status status)
+{
+	if (!request->put_back || (status != KV_NOT_FOUND && status != KV_BUSY && status != KV_EXISTS &&
+	                              status != KV_REFUSED))
+		return status;
+	return kv_fail_prefix(KV_LIMIT, "the answer made room in a full store and cannot go on");
+}
+
+void gw_queue_relieve(struct gw_engine *engine)
+{
+	uint32_t youngest = 0;
+
+	for (uint32_t i = 0; i < engine->running_count; i++) {
+		if (!engine->running[i]->stalled) return;
+		if (engine->running[i]->id > engine->running[youngest]->id) youngest = i;
+	}
+	if (engine->running_count == 0 || put_back(engine, youngest)) return;
+	for (uint32_t i = 0; i < engine->running_count; i++)
+		if (i != youngest && put_back(engine, i)) return;
+	engine->running[youngest]->result.status = KV_LIMIT;
+}
+
+void gw_queue_describe_open(const struct gw_engine *engine, struct gw_open_prompt *prompts)
+{
+	for (uint32_t i = 0; i < engine->open_count; i++) {
+		const struct gw_engine_request *request = engine->open[i];
+
+		prompts[i].tokens = request->asked.tokens;
+		prompts[i].count = request->asked.token_count;
+		prompts[i].found = gw_sequence_prefix_hit(gw_session_sequence(request->session));
+		prompts[i].left = request->prompt_left;
+		prompts[i].begun = request->begun_prompt;
+	}
+}
+
+/* The first that has nothing to wait for. */
+static struct gw_engine_request *find_next(const struct gw_engine *engine)
+{
+	struct gw_open_prompt prompts[KN_MAX_DECODE_ROWS];
+	bool shares = gw_pipeline_options(engine->pipeline)->store != NULL;
+	struct gw_engine_request *request = engine->first;
+
+	gw_queue_describe_open(engine, prompts);
+	while (shares && request != NULL &&
+	       gw_prefill_will_find(
+	           prompts, engine->open_count, request->asked.tokens, request->asked.token_count))
+		request = request->next;
+	return request;
+}
+
+/* Is there memory for it? KV_BUSY: not before others end. */
+static enum kv_status check_room(const struct gw_engine *engine, struct gw_engine_request *request)
+{
+	uint64_t limit = engine->options.sequence_bytes, taken = 0;
+	const struct gw_session_request *asked = &request->asked;
+
+	if (limit == 0) return KV_OK;
+	/* How long a sequence is that others began is not known before it is opened. */
+	request->bytes = gw_sequence_bytes(engine->pipeline, asked->token_count, asked->max_tokens);
+	if (request->bytes > limit)
+		return kv_fail(KV_NO_MEMORY,
+		    "a prompt of %u tokens with %u to generate takes %llu bytes of the worker's memory, "
+		    "--sequence-memory is %llu; shorten the prompt or lower max_tokens",
+		    asked->token_count, asked->max_tokens, (unsigned long long)request->bytes,
+		    (unsigned long long)limit);
+	for (uint32_t i = 0; i < engine->running_count; i++)
+		taken += engine->running[i]->bytes;
+	for (uint32_t i = 0; i < engine->open_count; i++)
+		taken += engine->open[i]->bytes;
+	return taken + request->bytes <= limit ? KV_OK : KV_BUSY;
+}
+
+void gw_queue_open_one(struct gw_engine *engine)
+{
+	struct gw_engine_request *request;
+	const struct gw_sequence *sequence;
+	enum kv_status status;
+
+	if (engine->pipeline == NULL || engine->first == NULL || gw_queue_is_held(engine) ||
+	    engine->running_count + engine->open_count == engine->options.max_sequences)
+		return;
+	request = find_next(engine);
+	if (request == NULL) return;
+	status = check_room(engine, request);
+	if (status == KV_BUSY) return;
+	take(engine, request);
+	gw_log_subject(request);
+	if (status != KV_OK) {
+		gw_engine_finish(engine, request, status);
+		return;
+	}
+	status = open_session(engine, request);
+	if (status != KV_OK) {
+		if (!gw_queue_postpone(engine, request, status))
+			gw_engine_finish(engine, request, explain_loss(request, status));
+		return;
+	}
+	request->put_back = false;
+	gw_log_subject(request);
+	sequence = gw_session_sequence(request->session);
+	request->prompt_left = gw_sequence_prompt_tokens(sequence) - gw_sequence_prefix_hit(sequence);
+	request->progress_ms = kv_now_ms();
+	engine->open[engine->open_count++] = request;
+}
