@@ -45,8 +45,6 @@ int main(int argc, char **argv)
 	kv_transport_prepare();
 	if (!kv_config_start(&gw_program, argc, argv, kv_heap(), &settings, &config, &command, &code))
 		return code;
-	kv_log_set_level((enum kv_log_level)settings.log_level);
-	gw_settings_warn_ignored(config, command->bit, &settings);
 	status = kv_fault_configure(settings.faults, fault_points);
 	if (status != KV_OK)
 		status = KV_USAGE;

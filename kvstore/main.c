@@ -74,6 +74,7 @@ static enum kv_status run(struct daemon *daemon)
 	enum kv_status status;
 
 	KV_TRY(kvs_settings_complete(&daemon->settings));
+	KV_TRY(kvs_settings_descriptors(&daemon->settings));
 	KV_TRY(kv_sd_open(kv_heap(), &daemon->notify));
 	KV_TRY_GOTO(status, kv_loop_create(kv_heap(), &daemon->loop), out);
 	status = serve(daemon);
@@ -94,9 +95,7 @@ int main(int argc, char **argv)
 	if (!kv_config_start(&kvs_program, argc, argv, kv_heap(), &daemon.settings, &daemon.config,
 	        &command, &exit_code))
 		return exit_code;
-	kv_log_set_level((enum kv_log_level)daemon.settings.log_level);
 	kv_log_never_wait();
-	kvs_settings_warn_ignored(daemon.config, &daemon.settings);
 	kv_transport_prepare();
 	status = kv_fault_configure(daemon.settings.faults, fault_points);
 	exit_code = kv_exit_code(&kvs_program, status == KV_OK ? run(&daemon) : KV_USAGE);

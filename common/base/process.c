@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 /* Opened the wrong way round: whoever reads standard input or writes standard output is told that
@@ -33,6 +34,23 @@ enum kv_status kv_process_prepare(void)
 	sigaction(SIGUSR1, &ignore, NULL);
 	sigaction(SIGUSR2, &ignore, NULL);
 	return open_streams();
+}
+
+enum kv_status kv_process_descriptors(uint64_t needed, const char *user, const char *option)
+{
+	struct rlimit limit;
+
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
+		return kv_fail(KV_IO, "the limit of open files cannot be read: %s", strerror(errno));
+	if (limit.rlim_cur >= needed) return KV_OK;
+	if (limit.rlim_max >= needed) {
+		limit.rlim_cur = (rlim_t)needed;
+		if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return KV_OK;
+	}
+	return kv_fail(KV_USAGE,
+	    "%s %llu file descriptors, but this process may have %llu; lower %s or raise the limit "
+	    "(ulimit -n, LimitNOFILE= in a unit)",
+	    user, (unsigned long long)needed, (unsigned long long)limit.rlim_max, option);
 }
 
 enum kv_status kv_process_finish(void)

@@ -26,6 +26,8 @@
 extern "C" {
 #endif
 
+struct kv_config;
+
 /* The kind says how a value is written and the type of the field at `offset`. */
 enum kv_option_kind {
 	KV_OPTION_STRING,   /* const char *, NULL by default; owned by the struct kv_config */
@@ -88,6 +90,10 @@ struct kv_program {
 	/* Judge what concerns several options; `settings` is complete. `command` is the one that was
 	 * called, NULL for a program without subcommands. May be NULL. */
 	enum kv_status (*validate)(const struct kv_command *command, const void *settings);
+	/* Say, by warnings, what was given and has no effect: at a start and with --check, before
+	 * anything else. It sets the log's level. May be NULL. */
+	void (*warn)(const struct kv_config *config, const struct kv_command *command,
+	    const void *settings);
 	/* With --check: look at what the settings name, such as files. May be NULL. */
 	enum kv_status (*check)(const struct kv_command *command, const void *settings);
 };
@@ -102,8 +108,7 @@ enum kv_config_action {
 
 enum kv_exit { KV_EXIT_OK = 0, KV_EXIT_FAILED = 1, KV_EXIT_USAGE = 2 };
 
-/* Where the values came from, and the strings that settings point at. */
-struct kv_config;
+/* struct kv_config: where the values came from, and the strings that settings point at. */
 
 /* Fill `settings` (program->settings_size bytes, set only on success). `arguments` are those after
  * the program's and the command's name, borrowed until kv_config_destroy (for reloads). `command`

@@ -439,8 +439,10 @@ bool kv_config_start(const struct kv_program *program, int argc, char *const *ar
 		*exit_code = usage_error(program, chosen);
 		return false;
 	}
-	if (kv_config_action(loaded) == KV_CONFIG_RUN || kv_config_action(loaded) == KV_CONFIG_CHECK)
+	if (kv_config_action(loaded) == KV_CONFIG_RUN || kv_config_action(loaded) == KV_CONFIG_CHECK) {
 		kv_config_warn_environment(program);
+		if (program->warn) program->warn(loaded, chosen, settings);
+	}
 	if (kv_config_action(loaded) != KV_CONFIG_RUN) {
 		*exit_code = serve_action(loaded, settings, allocator);
 		kv_config_destroy(loaded);

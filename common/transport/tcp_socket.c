@@ -156,6 +156,34 @@ enum kv_status kv_tcp_listen(const char *address, int *listener, char *where)
 	return KV_OK;
 }
 
+/* 0, or the error. */
+static int try_to_bind(const struct addrinfo *where)
+{
+	int tried = socket(where->ai_family, where->ai_socktype, where->ai_protocol);
+	int one = 1, error;
+
+	if (tried < 0) return errno;
+	(void)setsockopt(tried, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	error = bind(tried, where->ai_addr, where->ai_addrlen) == 0 ? 0 : errno;
+	close(tried);
+	return error == EADDRINUSE ? 0 : error;
+}
+
+enum kv_status kv_tcp_listen_check(const char *address)
+{
+	struct addrinfo *list = NULL;
+	int error = 0;
+
+	KV_TRY(look_up(address, AI_PASSIVE, &list));
+	for (const struct addrinfo *at = list; at; at = at->ai_next) {
+		error = try_to_bind(at);
+		if (!error) break;
+	}
+	freeaddrinfo(list);
+	if (!error) return KV_OK;
+	return kv_fail(KV_IO, "cannot listen at %s: %s", address, strerror(error));
+}
+
 enum kv_status kv_tcp_accept(int listener, uint32_t silence_ms, int *accepted, char *from)
 {
 	struct sockaddr_storage peer;

@@ -27,6 +27,10 @@ enum kv_status kv_tcp_numeric_check(const char *address, int port_zero);
  * such host; KV_EXISTS: the address is in use; KV_IO. */
 enum kv_status kv_tcp_listen(const char *address, int *socket, char *where);
 
+/* Whether kv_tcp_listen could be had at any of the host's addresses, which may be in use by
+ * somebody else. KV_INVALID: no such host; KV_IO: not this host's address, or not for this user. */
+enum kv_status kv_tcp_listen_check(const char *address);
+
 /* Take one connection. *socket becomes -1 when none is waiting. `from` (KV_TCP_TEXT bytes) says
  * whence. KV_LIMIT: out of descriptors: stop polling for a while. */
 enum kv_status kv_tcp_accept(int listener, uint32_t silence_ms, int *socket, char *from);

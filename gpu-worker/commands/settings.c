@@ -283,5 +283,6 @@ const struct kv_program gw_program = {
 	.command_count = sizeof commands / sizeof commands[0],
 	.other_sections = other_sections,
 	.validate = gw_settings_validate,
+	.warn = gw_settings_warn,
 	.check = gw_settings_look,
 };

@@ -77,10 +77,6 @@ enum kv_status gw_settings_recency(const char *cache_policy, uint32_t *recency);
 /* KV_USAGE when a command that reads a prompt is told of none, or of more than one. */
 enum kv_status gw_settings_input_check(uint32_t command, const struct gw_settings *settings);
 
-/* Say what was given and has no effect with the rest: a line for each reason. */
-void gw_settings_warn_ignored(
-	const struct kv_config *config, uint32_t command, const struct gw_settings *settings);
-
 /* Of settings_check.c, for the table: what the values of single options must look like. */
 enum kv_status gw_check_transport(const char *value);
 enum kv_status gw_check_cache_policy(const char *value);
@@ -89,6 +85,9 @@ enum kv_status gw_check_sequence_id(const char *value);
 enum kv_status gw_check_stop(const char *value);
 /* For the table: with --check, the files that are named, and what goes with some models only. */
 enum kv_status gw_settings_look(const struct kv_command *command, const void *settings);
+/* For the table: say what was given and has no effect with the rest, a line for each reason. */
+void gw_settings_warn(const struct kv_config *config, const struct kv_command *command,
+	const void *settings);
 /* For the table: what concerns several options. */
 enum kv_status gw_settings_validate(const struct kv_command *command, const void *settings);
 

@@ -4,12 +4,14 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/base/log.h"
 #include "common/transport/secret.h"
 #include "common/transport/trusted_network.h"
 #include "common/transport/unix_socket.h"
 #include "gpu-worker/commands/settings.h"
 #include "gpu-worker/commands/worker.h"
 #include "gpu-worker/server/api_keys.h"
+#include "gpu-worker/server/http_server.h"
 #include "gpu-worker/server/session.h"
 #include "gpu-worker/text/stream_decoder.h"
 #include "kvstore/client/store_client.h"
@@ -210,12 +212,14 @@ enum kv_status gw_settings_look(const struct kv_command *command, const void *op
 	struct kv_trusted_network network;
 
 	KV_TRY(gw_worker_look(s, kv_heap(), command->bit));
+	KV_TRY(gw_settings_input_check(command->bit, s));
 	KV_TRY(look_at_secret(s->store_secret));
 	if (s->trusted_network != NULL && *s->trusted_network != '\0')
 		KV_TRY(kv_trusted_network_find(s->trusted_network, &network));
 	KV_TRY(look_at_keys(s->api_key_file));
 	if (s->worker_socket != NULL && *s->worker_socket != '\0')
 		KV_TRY(kv_unix_listen_check(s->worker_socket));
+	if (command->bit == GW_SERVE) KV_TRY(gw_http_listen_check(s->listen, s->max_connections));
 	KV_TRY(look_at_file("prompt-file", s->prompt_file));
 	KV_TRY(look_at_file("tokens-file", s->tokens_file));
 	return look_at_file("file", s->file);
@@ -257,7 +261,7 @@ static void warn_fixed(const struct kv_config *config, const struct gw_settings 
 	kv_config_warn_ignored(config, names, "policy clusterkv-paper, which fixes it");
 }
 
-void gw_settings_warn_ignored(
+static void warn_ignored(
 	const struct kv_config *config, uint32_t command, const struct gw_settings *s)
 {
 	static const char *const with_full[] = {"store", "transport", "name", "local-memory",
@@ -292,4 +296,13 @@ void gw_settings_warn_ignored(
 		kv_config_warn_ignored(config, when_greedy, "temperature 0");
 	if (s->tokens_file != NULL && s->resume == NULL)
 		kv_config_warn_ignored(config, with_ids, "tokens-file");
+}
+
+void gw_settings_warn(const struct kv_config *config, const struct kv_command *command,
+	const void *opaque)
+{
+	const struct gw_settings *s = opaque;
+
+	kv_log_set_level((enum kv_log_level)s->log_level);
+	warn_ignored(config, command->bit, s);
 }

@@ -4,15 +4,14 @@
  * time, loses them to those who come, and the address with the most of them first. So nobody is
  * shut out by idle connections, however many. Only requests that run can fill the table; the places
  * beyond it answer who asks how the worker does, and tell the others to come back. */
-#include <errno.h>
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/resource.h>
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include "common/base/process.h"
 #include "common/transport/unix_socket.h"
 #include "gpu-worker/server/http_internal.h"
 
@@ -26,20 +25,11 @@ enum { OTHER_DESCRIPTORS = 192 };
 
 enum kv_status gw_connections_check(uint32_t max_connections)
 {
-	const rlim_t needed = (rlim_t)max_connections + RESERVE + OTHER_DESCRIPTORS;
-	struct rlimit limit;
+	const uint64_t needed = (uint64_t)max_connections + RESERVE + OTHER_DESCRIPTORS;
+	char user[64];
 
-	if (getrlimit(RLIMIT_NOFILE, &limit) != 0)
-		return kv_fail(KV_IO, "the limit of open files cannot be read: %s", strerror(errno));
-	if (limit.rlim_cur >= needed) return KV_OK;
-	if (limit.rlim_max >= needed) {
-		limit.rlim_cur = needed;
-		if (setrlimit(RLIMIT_NOFILE, &limit) == 0) return KV_OK;
-	}
-	return kv_fail(KV_USAGE,
-	    "max-connections: %" PRIu32 " connections need %llu file descriptors, but this process may "
-	    "have %llu; lower --max-connections or raise the limit (ulimit -n, LimitNOFILE= in a unit)",
-	    max_connections, (unsigned long long)needed, (unsigned long long)limit.rlim_max);
+	snprintf(user, sizeof user, "max-connections: %" PRIu32 " connections need", max_connections);
+	return kv_process_descriptors(needed, user, "--max-connections");
 }
 
 /* ---- shares ---- */

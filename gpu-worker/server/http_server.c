@@ -13,11 +13,14 @@
 #include <unistd.h>
 
 #include "common/base/log.h"
+#include "common/transport/tcp_socket.h"
 #include "gpu-worker/server/http_head.h"
 #include "gpu-worker/server/http_internal.h"
 
 /* A connection's memory takes a head that is too large to be told so, and what the daemon makes of
  * its fields. */
+#define LOOPBACK "127.0.0.1"
+
 enum { BACKLOG = 512, CONNECTION_MEMORY = 64 << 10 };
 
 static void arm(struct gw_http_server *server)
@@ -457,6 +460,18 @@ enum kv_status gw_http_address_check(const char *listen)
 	return split_address(listen, host, &port);
 }
 
+enum kv_status gw_http_listen_check(const char *listen, uint32_t max_connections)
+{
+	const char *port;
+	char host[96], address[128];
+
+	KV_TRY(gw_connections_check(max_connections));
+	KV_TRY(split_address(listen, host, &port));
+	snprintf(address, sizeof address, strchr(host, ':') != NULL ? "[%s]:%s" : "%s:%s",
+	    host[0] != '\0' ? host : LOOPBACK, port);
+	return kv_tcp_listen_check(address) == KV_OK ? KV_OK : kv_fail_prefix(KV_IO, "--listen");
+}
+
 static int bind_one(const struct addrinfo *at)
 {
 	int one = 1, error;
@@ -488,7 +503,7 @@ static enum kv_status open_listener(struct gw_http_server *server)
 	hints.ai_socktype = SOCK_STREAM;
 	hints.ai_flags = AI_NUMERICSERV;
 	/* There need not be keys, and there is no TLS: who wants other machines to reach it says so. */
-	failed = getaddrinfo(host[0] != '\0' ? host : "127.0.0.1", port, &hints, &list);
+	failed = getaddrinfo(host[0] != '\0' ? host : LOOPBACK, port, &hints, &list);
 	if (failed != 0)
 		return kv_fail(failed == EAI_NONAME ? KV_USAGE : KV_IO, "--listen \"%s\": %s", listen,
 		    gai_strerror(failed));

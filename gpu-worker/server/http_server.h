@@ -46,6 +46,9 @@ struct gw_http_options {
 
 /* KV_OK when `listen` has one of its forms; else KV_INVALID. Nothing is looked up. Any thread. */
 enum kv_status gw_http_address_check(const char *listen);
+/* What a start would find: an address that can be had (or is in use), and descriptors. KV_USAGE,
+ * KV_IO. Any thread. */
+enum kv_status gw_http_listen_check(const char *listen, uint32_t max_connections);
 
 /* All other functions belong to the loop's thread. */
 enum kv_status gw_http_server_create(

@@ -209,6 +209,16 @@ static const struct kv_command commands[] = {
 
 static const char *const other_sections[] = {"kvstored", "gpu-worker", NULL};
 
+static void warn(
+    const struct kv_config *config, const struct kv_command *command, const void *untyped)
+{
+	static const char *const once[] = {"count", NULL};
+	const struct ctl_settings *settings = untyped;
+
+	if (command->bit == COMMAND_STAT && settings->interval <= 0)
+		kv_config_warn_ignored(config, once, "interval 0");
+}
+
 const struct kv_program ctl_program = {
     .name = "kvctl",
     .summary = "Looks at a running kvstored.",
@@ -218,6 +228,7 @@ const struct kv_program ctl_program = {
     .commands = commands,
     .command_count = sizeof commands / sizeof commands[0],
     .other_sections = other_sections,
+    .warn = warn,
 };
 
 static enum kv_status run(const struct kv_command *command, const struct ctl_settings *settings)
@@ -253,7 +264,6 @@ int main(int argc, char **argv)
 	struct ctl_settings settings = {0};
 	struct kv_config *config = NULL;
 	enum kv_status status;
-	static const char *const once[] = {"count", NULL};
 	int exit_code = KV_EXIT_FAILED;
 
 	if (kv_process_prepare() != KV_OK) return kv_exit_code(&ctl_program, KV_IO);
@@ -261,8 +271,6 @@ int main(int argc, char **argv)
 	if (!kv_config_start(
 	        &ctl_program, argc, argv, kv_heap(), &settings, &config, &command, &exit_code))
 		return exit_code;
-	if (command->bit == COMMAND_STAT && settings.interval <= 0)
-		kv_config_warn_ignored(config, once, "interval 0");
 	status = run(command, &settings);
 	if (status == KV_OK) status = kv_process_finish();
 	if (status != KV_OK) fprintf(stderr, "kvctl %s: %s\n", command->name, kv_error_message());

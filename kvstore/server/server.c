@@ -11,28 +11,6 @@
 #include "common/base/parse.h"
 #include "kvstore/server/server_internal.h"
 
-/* A region keeps the loop while it is made: 10 ms a MiB were seen on a busy machine, and a worker
- * that hears nothing for --lease takes the store for lost. So they are small, but no more of them
- * than one response tells of, as long as that keeps them below the largest. */
-#define LEAST_USUAL_REGION (UINT64_C(64) << 20)
-#define MOST_USUAL_REGION  (UINT64_C(256) << 20)
-/* With isolation every tenant has regions of its own, and a region keeps the loop while it is made.
- */
-enum { USUAL_PARTS = 4, ISOLATED_PARTS = 32, USUAL_COUNT = 250 };
-
-static uint64_t usual_region(const struct kvs_settings *settings)
-{
-	uint64_t part = settings->memory / (settings->isolation ? ISOLATED_PARTS : USUAL_PARTS);
-	uint64_t most = settings->memory / USUAL_COUNT;
-
-	if (most < LEAST_USUAL_REGION) most = LEAST_USUAL_REGION;
-	if (most > MOST_USUAL_REGION) most = MOST_USUAL_REGION;
-	if (part > most) part = most;
-	if (settings->region) part = settings->region;
-	/* As the engine rounds it, which then asks for exactly what was made ahead. */
-	return part & ~(uint64_t)(KVW_ALIGNMENT - 1);
-}
-
 /* ---- time ---- */
 
 static void renew_all(struct kvs_server *server)
@@ -165,7 +143,7 @@ enum kv_status kvs_server_create(struct kv_allocator *allocator,
 	created->started_ms = kv_now_ms();
 	kv_list_init(&created->regions);
 	kv_list_init(&created->spares);
-	created->usual_region = usual_region(settings);
+	created->usual_region = kvs_settings_region(settings);
 	kv_list_init(&created->peers);
 	kv_list_init(&created->remote.arriving);
 	kv_list_init(&created->tenants);

@@ -1,9 +1,11 @@
 #include "kvstore/server/settings.h"
 
+#include <stdio.h>
 #include <string.h>
 
 #include "common/base/log.h"
 #include "common/base/parse.h"
+#include "common/base/process.h"
 #include "common/runtime/sd_notify.h"
 #include "common/transport/machine_memory.h"
 #include "common/transport/secret.h"
@@ -13,6 +15,7 @@
 #include "kvstore/disk/disk_folder.h"
 #include "kvstore/server/http_listen.h"
 #include "kvstore/server/quota.h"
+#include "kvstore/server/server_internal.h"
 #include "proto/wire_layout.h"
 
 #define DEFAULT_MEMORY       (UINT64_C(4) << 30)
@@ -20,6 +23,18 @@
 #define LEAST_DISK           (UINT64_C(1) << 20)
 #define DEFAULT_SOCKET       "/run/clusterkv/kvstored.sock"
 #define DEFAULT_STATS_SOCKET "/run/clusterkv/stats.sock"
+
+/* Besides workers and the arena: readers of statistics (32, and as many over TCP), TCP connections
+ * that have not shown the secret (32), files of the disk tier, the transport, the loop, spare. */
+enum { OTHER_DESCRIPTORS = 256 };
+
+/* A region keeps the loop while it is made: 10 ms a MiB were seen on a busy machine, and a worker
+ * that hears nothing for --lease takes the store for lost. So they are small, but no more of them
+ * than one response tells of, as long as that keeps them below the largest. */
+#define LEAST_USUAL_REGION (UINT64_C(64) << 20)
+#define MOST_USUAL_REGION  (UINT64_C(256) << 20)
+/* With isolation every tenant has regions of its own. */
+enum { USUAL_PARTS = 4, ISOLATED_PARTS = 32, USUAL_COUNT = 250 };
 
 static const char *const transport_words[] = {"auto", "ucx", "map", NULL};
 static const char *const verify_words[] = {"off", "commit", "fetch", NULL};
@@ -354,7 +369,14 @@ static enum kv_status look_at_socket(const char *path, const char *by_default)
 	return kv_unix_listen_check(path);
 }
 
-/* --check: what the settings name. */
+/* A store serves without this address, too. */
+static void look_at_http(const char *address)
+{
+	if (address && *address && kv_tcp_listen_check(address) != KV_OK)
+		kv_warning("kvstored", "http-listen: %s", kv_error_message());
+}
+
+/* --check: what the settings name, and what a start would take. */
 static enum kv_status look(const struct kv_command *command, const void *untyped)
 {
 	const struct kvs_settings *settings = untyped;
@@ -363,15 +385,39 @@ static enum kv_status look(const struct kv_command *command, const void *untyped
 	enum kv_status status;
 
 	(void)command;
+	KV_TRY(kvs_settings_descriptors(settings));
 	KV_TRY(look_at_socket(settings->socket, DEFAULT_SOCKET));
 	KV_TRY(look_at_socket(settings->stats_socket, DEFAULT_STATS_SOCKET));
 	if (settings->disk && *settings->disk) KV_TRY(kvs_disk_check(settings->disk));
+	look_at_http(settings->http_listen);
 	if (!settings->listen || !*settings->listen) return KV_OK;
+	if (kv_tcp_listen_check(settings->listen) != KV_OK) return kv_fail_prefix(KV_IO, "listen");
 	status = kv_secret_read(settings->secret_file, secret);
 	kv_secret_wipe(secret);
 	if (status == KV_OK && trusts(settings))
 		status = kv_trusted_network_find(settings->trusted_network, &network);
 	return status;
+}
+
+/* What was given and has no effect beside others. */
+static void warn(
+    const struct kv_config *config, const struct kv_command *command, const void *untyped)
+{
+	const struct kvs_settings *settings = untyped;
+	static const char *const of_disk[] = {"disk-wait", NULL};
+	static const char *const of_listen[] = {"remote-tenant", NULL};
+	static const char *const of_watermark[] = {"low-watermark", NULL};
+	static const char *const of_map[] = {"warm-restart", NULL};
+
+	(void)command;
+	kv_log_set_level((enum kv_log_level)settings->log_level);
+	if (!settings->disk || !*settings->disk)
+		kv_config_warn_ignored(config, of_disk, "a store without disk");
+	if (!settings->listen || !*settings->listen)
+		kv_config_warn_ignored(config, of_listen, "a store without listen");
+	if (!settings->high_watermark) kv_config_warn_ignored(config, of_watermark, "high-watermark 0");
+	if (settings->warm_restart && settings->transport == KVS_TRANSPORT_UCX)
+		kv_config_warn_ignored(config, of_map, "transport ucx");
 }
 
 static const char *const other_sections[] = {"gpu-worker", "kvctl", NULL};
@@ -385,6 +431,7 @@ const struct kv_program kvs_program = {
     .default_config = "/etc/clusterkv/kvstored.conf",
     .other_sections = other_sections,
     .validate = validate,
+    .warn = warn,
     .check = look,
 };
 
@@ -421,18 +468,32 @@ enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 	return KV_OK;
 }
 
-void kvs_settings_warn_ignored(const struct kv_config *config, const struct kvs_settings *settings)
+uint64_t kvs_settings_region(const struct kvs_settings *settings)
 {
-	static const char *const of_disk[] = {"disk-wait", NULL};
-	static const char *const of_listen[] = {"remote-tenant", NULL};
-	static const char *const of_watermark[] = {"low-watermark", NULL};
-	static const char *const of_map[] = {"warm-restart", NULL};
+	uint64_t part = settings->memory / (settings->isolation ? ISOLATED_PARTS : USUAL_PARTS);
+	uint64_t most = settings->memory / USUAL_COUNT;
 
-	if (!settings->disk || !*settings->disk)
-		kv_config_warn_ignored(config, of_disk, "a store without disk");
-	if (!settings->listen || !*settings->listen)
-		kv_config_warn_ignored(config, of_listen, "a store without listen");
-	if (!settings->high_watermark) kv_config_warn_ignored(config, of_watermark, "high-watermark 0");
-	if (settings->warm_restart && settings->transport == KVS_TRANSPORT_UCX)
-		kv_config_warn_ignored(config, of_map, "transport ucx");
+	if (most < LEAST_USUAL_REGION) most = LEAST_USUAL_REGION;
+	if (most > MOST_USUAL_REGION) most = MOST_USUAL_REGION;
+	if (part > most) part = most;
+	if (settings->region) part = settings->region;
+	/* As the engine rounds it, which then asks for exactly what was made ahead. */
+	return part & ~(uint64_t)(KVW_ALIGNMENT - 1);
+}
+
+/* Each connection has a socket, a process and staging memory, with UCX between hosts also its line
+ * with memory of its own; each region of the arena has one. */
+enum kv_status kvs_settings_descriptors(const struct kvs_settings *settings)
+{
+	const uint64_t each = trusts(settings) ? 5 : 3;
+	struct kvs_settings assumed = *settings;
+	uint64_t needed, region;
+	char user[64];
+
+	if (!assumed.memory) assumed.memory = DEFAULT_MEMORY;
+	region = kvs_settings_region(&assumed);
+	needed = ((uint64_t)assumed.max_workers + KVS_EXTRA_PEERS) * each + OTHER_DESCRIPTORS;
+	needed += region ? assumed.memory / region : 0;
+	snprintf(user, sizeof user, "max-workers: %u workers and the arena need", assumed.max_workers);
+	return kv_process_descriptors(needed, user, "--max-workers");
 }

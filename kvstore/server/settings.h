@@ -62,8 +62,11 @@ enum kv_status kvs_allow_check(const char *text);
  * and what is there. Nothing is allocated. */
 enum kv_status kvs_settings_complete(struct kvs_settings *settings);
 
-/* A line of warning for options that were given and have no effect beside others. */
-void kvs_settings_warn_ignored(const struct kv_config *config, const struct kvs_settings *settings);
+/* The usual size of a region of complete settings. */
+uint64_t kvs_settings_region(const struct kvs_settings *settings);
+
+/* Descriptors for all that may be open at a time. KV_USAGE when the process may not have them. */
+enum kv_status kvs_settings_descriptors(const struct kvs_settings *settings);
 
 #ifdef __cplusplus
 }

@@ -238,6 +238,45 @@ static void options_of_other_programs(void **state)
 	check_program(with_long, NULL, 2, named);
 }
 
+/* A shell that may have few descriptors, and becomes the program. */
+#define FEW(number) "/bin/sh", "-c", "ulimit -n " number "; exec \"$0\" \"$@\""
+
+/* --check says and refuses what a start would say and refuse, and takes what a start would take. */
+static void a_check_is_as_a_start(void **state)
+{
+	static const struct wrong list[] = {
+	    {{KVSTORED_PATH, "--config=", "--check", "--low-watermark", "50"}, 0,
+	        {"--low-watermark: given, and without effect with high-watermark 0"}},
+	    {{KV_GPU_WORKER, "serve", "--model", MODEL, "--check", "--policy", "full", "--sinks", "8"},
+	        0, {"--sinks: given, and without effect with policy full"}},
+	    {{KVCTL_PATH, "stat", "--check", "--count", "2"}, 0,
+	        {"--count: given, and without effect with interval 0"}},
+	    {{KV_GPU_WORKER, "generate", "--model", MODEL, "--check", "--prompt", "a", "--tokens-file",
+	         "-"},
+	        2, {"--prompt and --tokens-file -", "one of"}},
+	    {{KV_GPU_WORKER, "serve", "--model", MODEL, "--check", "--worker-socket",
+	         "/nowhere/w.sock"},
+	        1, {"/nowhere/w.sock", "directory is not there"}},
+	    {{KV_GPU_WORKER, "serve", "--model", MODEL, "--check", "--listen", "192.0.2.1:80"}, 1,
+	        {"--listen", "192.0.2.1:80"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--listen", "192.0.2.1:80", "--secret-file", "/"},
+	        1, {"listen: ", "192.0.2.1:80"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--http-listen", "192.0.2.1:80"}, 0,
+	        {"http-listen: ", "192.0.2.1:80"}},
+	    {{FEW("300"), KV_GPU_WORKER, "serve", "--model", MODEL, "--check", "--max-connections",
+	         "1000"},
+	        2, {"max-connections: 1000 connections need", "may have 300", "ulimit -n"}},
+	    {{FEW("300"), KVSTORED_PATH, "--config=", "--check", "--max-workers", "400"}, 2,
+	        {"max-workers: 400 workers", "may have 300", "ulimit -n"}},
+	    {{FEW("12"), KVSTORED_PATH, "--config=", "--transport", "map", "--memory", "1MiB"}, 2,
+	        {"max-workers: 64 workers", "may have 12", "ulimit -n"}},
+	};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		check_program(list[i].arguments, NULL, list[i].code, list[i].named);
+}
+
 /* What --check finds to be usable is as it was, also where a store is running. */
 static void a_check_changes_nothing(void **state)
 {
@@ -789,6 +828,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(options_of_backends, begin, end),
 	    cmocka_unit_test_setup_teardown(options_of_other_sources, begin, end),
 	    cmocka_unit_test_setup_teardown(options_of_other_programs, begin, end),
+	    cmocka_unit_test_setup_teardown(a_check_is_as_a_start, begin, end),
 	    cmocka_unit_test_setup_teardown(a_check_changes_nothing, begin, end),
 	    cmocka_unit_test_setup_teardown(options_without_effect, begin, end),
 	    cmocka_unit_test_setup_teardown(prompts, begin, end),

@@ -84,6 +84,27 @@ static int full_output(void)
 	return kv_process_finish() == KV_IO ? 0 : 4;
 }
 
+/* The soft limit is raised as far as is needed and allowed, and no further. */
+static int few_descriptors(void)
+{
+	struct rlimit limit = {20, 50};
+
+	if (setrlimit(RLIMIT_NOFILE, &limit) != 0) return 1;
+	if (kv_process_descriptors(20, "one needs", "--ones") != KV_OK) return 2;
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur != 20) return 3;
+	if (kv_process_descriptors(50, "all need", "--all") != KV_OK) return 4;
+	if (getrlimit(RLIMIT_NOFILE, &limit) != 0 || limit.rlim_cur != 50) return 5;
+	if (kv_process_descriptors(51, "all need", "--all") != KV_USAGE) return 6;
+	if (strstr(kv_error_message(), "all need 51 file descriptors") == NULL) return 7;
+	return strstr(kv_error_message(), "may have 50; lower --all") != NULL ? 0 : 8;
+}
+
+static void descriptors_are_asked_for(void **state)
+{
+	(void)state;
+	assert_int_equal(in_child(few_descriptors), 0);
+}
+
 static void closed_streams_are_opened(void **state)
 {
 	(void)state;
@@ -110,6 +131,7 @@ int main(void)
 {
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test(closed_streams_are_opened),
+	    cmocka_unit_test(descriptors_are_asked_for),
 	    cmocka_unit_test(a_failed_write_ends_nothing),
 	    cmocka_unit_test(a_lost_answer_is_told),
 	};

@@ -152,6 +152,8 @@ static enum kv_status validate(const struct kv_command *command, const void *opa
 }
 
 static enum kv_status look(const struct kv_command *command, const void *settings);
+static void say(
+    const struct kv_config *given, const struct kv_command *command, const void *settings);
 
 static const char *const other_sections[] = {"other", NULL};
 
@@ -164,6 +166,7 @@ static const struct kv_program program = {.name = "tester",
     .command_count = 2,
     .other_sections = other_sections,
     .validate = validate,
+    .warn = say,
     .check = look};
 
 static struct settings settings;
@@ -722,6 +725,33 @@ static enum kv_status look(const struct kv_command *command, const void *opaque)
 	return KV_OK;
 }
 
+static void say(
+    const struct kv_config *given, const struct kv_command *command, const void *opaque)
+{
+	static const char *const names[] = {"share", NULL};
+	const struct settings *found = opaque;
+
+	assert_non_null(command);
+	if (found->workers == 7) kv_config_warn_ignored(given, names, "seven workers");
+}
+
+/* A check, too; who only prints it is not told. */
+static void a_start_says_what_has_no_effect(void **state)
+{
+	static const char told[] = "--share: given, and without effect with seven workers";
+
+	(void)state;
+	assert_int_equal(
+	    START("tester", "run", "--model=m", "--workers=7", "--share=0.5", "--check"), KV_EXIT_OK);
+	assert_non_null(strstr(shown, told));
+	assert_int_equal(
+	    START("tester", "run", "--model=m", "--workers=7", "--share=0.5", "--print-config"),
+	    KV_EXIT_OK);
+	assert_null(strstr(shown, told));
+	assert_int_equal(START("tester", "run", "--model=m", "--workers=7", "--share=0.5"), -1);
+	assert_non_null(strstr(shown, told));
+}
+
 static void a_check_looks_at_what_is_named(void **state)
 {
 	(void)state;
@@ -797,6 +827,7 @@ int main(void)
 	    CONFIG_TEST(commands_are_found_or_suggested),
 	    CONFIG_TEST(strings_are_judged),
 	    CONFIG_TEST(mistyped_variables_are_said),
+	    CONFIG_TEST(a_start_says_what_has_no_effect),
 	    CONFIG_TEST(a_check_looks_at_what_is_named),
 	    CONFIG_TEST(help_and_print_show_the_same_options),
 	    CONFIG_TEST(options_are_judged_together),
