@@ -1,5 +1,6 @@
 """Real processes for tests in Python: a kvstored, gpu-workers, and what else a test starts. All
 live in one folder that goes with them, and are ended by their ids."""
+import json
 import os
 import re
 import shutil
@@ -42,6 +43,22 @@ def fetch(url, seconds=10.0):
         return error.code, error.read().decode()
     except OSError:
         return 0, ""
+
+
+def post(url, body, seconds=60.0):
+    """What is answered to a JSON object; urllib's HTTPError for any code but 200."""
+    request = urllib.request.Request(url, json.dumps(body).encode())
+    with urllib.request.urlopen(request, timeout=seconds) as answer:
+        return json.loads(answer.read())
+
+
+def evict_all(stats_socket):
+    """Have a store drop what nobody uses; what its stats socket says to it."""
+    with socket.socket(socket.AF_UNIX) as stats:
+        stats.settimeout(30)
+        stats.connect(stats_socket)
+        stats.sendall(b"evict\n")
+        return stats.recv(4096).decode()
 
 
 def free_port():
