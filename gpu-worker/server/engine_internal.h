@@ -26,11 +26,13 @@ struct gw_engine_request {
 	bool told_opened;     /* GW_EVENT_OPENED was sent */
 	bool stalled;         /* the store has no memory for what its next step needs */
 	bool put_back;        /* its sequence is in the store and nobody's, until it is resumed */
-	/* What did not fit, or was put back for others, waits at the head of the queue. */
-	uint32_t refusals;       /* how often */
-	uint32_t refusals_alone; /* of them while nothing else of this worker was in the store */
-	uint64_t after_ends;     /* it is tried when so many have ended */
-	uint64_t retry_ms;       /* ... or then, when there is none that could end */
+	/* What finds no memory waits in the queue, by age, and those behind it may pass. */
+	bool lacks_memory;                     /* since it last had its first token, or ever */
+	uint32_t passes;                       /* how many younger ones have begun meanwhile */
+	bool held;                             /* it was refused, and is not tried again before: */
+	uint64_t after_ends;                   /* ... so many have ended, */
+	uint64_t retry_ms;                     /* ... or then, when there is none that could end */
+	uint32_t refusals_alone;               /* while nothing else of this worker was in the store */
 	char sequence_id[KVW_MAX_SEQUENCE_ID]; /* of the sequence that it had */
 	uint64_t progress_ms;                  /* when the last progress was told */
 	struct gw_request_times times;
@@ -104,8 +106,12 @@ void gw_queue_refuse(struct gw_engine *engine);
 /* Open what waits: what is stored of a prompt says how much is left to compute. One at a time, as
  * answers that run may wait for their next token. */
 void gw_queue_open_one(struct gw_engine *engine);
-/* May nothing be opened before somebody ends, or time passes? */
-bool gw_queue_is_held(const struct gw_engine *engine);
+/* When there may be something to open, if nobody ends before: 0 at once, UINT64_MAX never. */
+uint64_t gw_queue_look_ms(struct gw_engine *engine);
+/* Its prompt has begun: who is older and lacks memory was passed. */
+void gw_queue_begun(struct gw_engine *engine, const struct gw_engine_request *request);
+/* It has its first token: what it lacked, it had. */
+void gw_queue_ready(struct gw_engine_request *request);
 /* Nothing was picked since it was opened, and there was no memory for it. False when it is not to
  * be tried again. */
 bool gw_queue_postpone(

@@ -7,9 +7,13 @@
 #include "common/base/log.h"
 #include "gpu-worker/server/engine_internal.h"
 
-/* What does not fit is tried again so often, and so often while this worker has nothing else in the
- * store: at most 1.5 s, then others have the memory, or it never fits. */
-enum { MOST_REFUSALS = 32, MOST_ALONE = 4, FIRST_RETRY_MS = 100 };
+/* What does not fit is tried again so often while this worker has nothing else in the store: at
+ * most 1.5 s, then others have the memory, or it never fits. */
+enum { MOST_ALONE = 4, FIRST_RETRY_MS = 100 };
+
+/* So many may begin before an older one that lacks memory, then nobody: those that run end, and it
+ * has the memory. Of those that were refused so many are tried again at each end. */
+enum { MOST_PASSES = 16, MOST_HELD = 8 };
 
 void gw_queue_append(struct gw_engine *engine, struct gw_engine_request *request)
 {
@@ -74,9 +78,21 @@ static bool has_others(const struct gw_engine *engine)
 	return engine->running_count + engine->open_count > 0;
 }
 
-/* Close the session and have its request wait at the head of the queue until somebody ends. What it
- * is to go on with is in `asked`. */
-static void wait_at_head(struct gw_engine *engine, struct gw_engine_request *request)
+/* Older ones first, those that have run too. */
+static void insert(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	struct gw_engine_request **at = &engine->first;
+
+	while (*at != NULL && (*at)->id < request->id)
+		at = &(*at)->next;
+	request->next = *at;
+	*at = request;
+	if (request->next == NULL) engine->last = request;
+}
+
+/* Close the session and have its request wait until somebody ends. What it is to go on with is in
+ * `asked`. */
+static void wait_again(struct gw_engine *engine, struct gw_engine_request *request)
 {
 	/* The log's subject names the session. */
 	gw_log_subject(NULL);
@@ -85,28 +101,43 @@ static void wait_at_head(struct gw_engine *engine, struct gw_engine_request *req
 	request->begun_prompt = request->stalled = false;
 	request->told_layers = 0;
 	request->layer_ns = 0;
-	request->refusals++;
+	request->lacks_memory = request->held = true;
 	if (!has_others(engine)) request->refusals_alone++;
 	request->after_ends = engine->ends + 1;
 	request->retry_ms = kv_now_ms() + ((uint64_t)FIRST_RETRY_MS << request->refusals_alone) / 2;
-	request->next = engine->first;
-	engine->first = request;
-	if (engine->last == NULL) engine->last = request;
+	insert(engine, request);
 }
 
+/* That ends: while it waits with others running, each refusal follows an end, those older than it
+ * are no more than there are, and of younger ones MOST_PASSES begin. */
 static bool may_wait(const struct gw_engine *engine, const struct gw_engine_request *request)
 {
-	return !request->cancelled && !engine->stopping && request->refusals < MOST_REFUSALS &&
+	return !request->cancelled && !engine->stopping &&
 	       (has_others(engine) || request->refusals_alone < MOST_ALONE);
 }
 
-bool gw_queue_is_held(const struct gw_engine *engine)
+static bool is_held(const struct gw_engine *engine, const struct gw_engine_request *request)
 {
-	const struct gw_engine_request *request = engine->first;
-
-	if (request == NULL || request->refusals == 0 || request->cancelled) return false;
+	if (!request->held) return false;
 	return has_others(engine) ? engine->ends < request->after_ends
 	                          : kv_now_ms() < request->retry_ms;
+}
+
+void gw_queue_begun(struct gw_engine *engine, const struct gw_engine_request *request)
+{
+	for (struct gw_engine_request *r = engine->first; r != NULL; r = r->next)
+		if (r->lacks_memory && r->id < request->id) r->passes++;
+	for (uint32_t i = 0; i < engine->open_count; i++) {
+		struct gw_engine_request *r = engine->open[i];
+
+		if (r->lacks_memory && !r->begun_prompt && r->id < request->id) r->passes++;
+	}
+}
+
+void gw_queue_ready(struct gw_engine_request *request)
+{
+	request->lacks_memory = request->held = false;
+	request->passes = request->refusals_alone = 0;
 }
 
 bool gw_queue_postpone(
@@ -125,7 +156,7 @@ bool gw_queue_postpone(
 		}
 		gw_session_give_up(request->session);
 	}
-	wait_at_head(engine, request);
+	wait_again(engine, request);
 	/* What was put back before still is. */
 	request->put_back = request->asked.resume_id == request->sequence_id;
 	return true;
@@ -154,7 +185,7 @@ static bool put_back(struct gw_engine *engine, uint32_t index)
 	gw_session_tokens(request->session, &told);
 	/* Who resumed it may have more than it has come to. */
 	if (told > request->asked.have_tokens) request->asked.have_tokens = told;
-	wait_at_head(engine, request);
+	wait_again(engine, request);
 	request->put_back = true;
 	return true;
 }
@@ -196,21 +227,6 @@ void gw_queue_describe_open(const struct gw_engine *engine, struct gw_open_promp
 	}
 }
 
-/* The first that has nothing to wait for. */
-static struct gw_engine_request *find_next(const struct gw_engine *engine)
-{
-	struct gw_open_prompt prompts[KN_MAX_DECODE_ROWS];
-	bool shares = gw_pipeline_options(engine->pipeline)->store != NULL;
-	struct gw_engine_request *request = engine->first;
-
-	gw_queue_describe_open(engine, prompts);
-	while (shares && request != NULL &&
-	       gw_prefill_will_find(
-	           prompts, engine->open_count, request->asked.tokens, request->asked.token_count))
-		request = request->next;
-	return request;
-}
-
 /* Is there memory for it? KV_BUSY: not before others end. */
 static enum kv_status check_room(const struct gw_engine *engine, struct gw_engine_request *request)
 {
@@ -233,19 +249,68 @@ static enum kv_status check_room(const struct gw_engine *engine, struct gw_engin
 	return taken + request->bytes <= limit ? KV_OK : KV_BUSY;
 }
 
+/* Would it find in the store what an open prompt is about to put there? */
+static bool will_find(const struct gw_engine *engine, const struct gw_engine_request *request)
+{
+	struct gw_open_prompt prompts[KN_MAX_DECODE_ROWS];
+
+	if (gw_pipeline_options(engine->pipeline)->store == NULL) return false;
+	gw_queue_describe_open(engine, prompts);
+	return gw_prefill_will_find(
+	    prompts, engine->open_count, request->asked.tokens, request->asked.token_count);
+}
+
+/* Has one that is open, and not begun, been passed by as many as may? */
+static bool is_closed(const struct gw_engine *engine)
+{
+	for (uint32_t i = 0; i < engine->open_count; i++)
+		if (!engine->open[i]->begun_prompt && engine->open[i]->passes >= MOST_PASSES) return true;
+	return false;
+}
+
+/* The first that has nothing to wait for; *room: what check_room says of it. */
+static struct gw_engine_request *find_next(struct gw_engine *engine, enum kv_status *room)
+{
+	uint32_t held = 0;
+
+	if (is_closed(engine)) return NULL;
+	for (struct gw_engine_request *request = engine->first; request; request = request->next) {
+		if (!is_held(engine, request)) {
+			*room = check_room(engine, request);
+			if (*room == KV_BUSY)
+				request->lacks_memory = true;
+			else if (*room != KV_OK || !will_find(engine, request))
+				return request;
+		}
+		if (request->passes >= MOST_PASSES) return NULL;
+		if (request->held && ++held == MOST_HELD) return NULL;
+	}
+	return NULL;
+}
+
+uint64_t gw_queue_look_ms(struct gw_engine *engine)
+{
+	uint64_t look_ms = UINT64_MAX;
+	enum kv_status room;
+
+	if (engine->pipeline == NULL) return look_ms;
+	if (find_next(engine, &room) != NULL) return 0;
+	for (const struct gw_engine_request *request = engine->first; request; request = request->next)
+		if (request->held && request->retry_ms < look_ms) look_ms = request->retry_ms;
+	return look_ms;
+}
+
 void gw_queue_open_one(struct gw_engine *engine)
 {
 	struct gw_engine_request *request;
 	const struct gw_sequence *sequence;
 	enum kv_status status;
 
-	if (engine->pipeline == NULL || engine->first == NULL || gw_queue_is_held(engine) ||
+	if (engine->pipeline == NULL ||
 	    engine->running_count + engine->open_count == engine->options.max_sequences)
 		return;
-	request = find_next(engine);
+	request = find_next(engine, &status);
 	if (request == NULL) return;
-	status = check_room(engine, request);
-	if (status == KV_BUSY) return;
 	take(engine, request);
 	gw_log_subject(request);
 	if (status != KV_OK) {

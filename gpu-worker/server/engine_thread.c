@@ -150,8 +150,11 @@ static enum kv_status run_unit(
 {
 	gw_log_subject(request);
 	if (request->cancelled || engine->stopping) return KV_CANCELLED;
-	if (!request->begun_prompt) KV_TRY(gw_session_begin(request->session, show_prefill, request));
-	request->begun_prompt = true;
+	if (!request->begun_prompt) {
+		KV_TRY(gw_session_begin(request->session, show_prefill, request));
+		request->begun_prompt = true;
+		gw_queue_begun(engine, request);
+	}
 	return gw_session_advance(request->session, ready);
 }
 
@@ -173,8 +176,7 @@ static void advance(struct gw_engine *engine, uint32_t index)
 	if (index == 0) engine->owed_ns = 0;
 	if (status == KV_OK) {
 		gw_times_update(request);
-		/* What it did not have room for, it has done. */
-		request->refusals = request->refusals_alone = 0;
+		gw_queue_ready(request);
 		if (request->times.ready_ns == 0) request->times.ready_ns = kv_now_ns();
 		gw_engine_tell_text(engine, request);
 		engine->running[engine->running_count++] = request;
@@ -298,8 +300,11 @@ static void report(struct gw_engine *engine)
 	hooks->report(hooks->context, sequences, count, engine->open_count, engine->longest_ns);
 }
 
-static void sleep_until(struct gw_engine *engine, uint64_t deadline_ms)
+/* Until there is a message, a report is due, or something in the queue is to be tried again. */
+static void rest(struct gw_engine *engine)
 {
+	uint64_t report_ms = kv_now_ms() + REPORT_MS, look_ms = gw_queue_look_ms(engine);
+	uint64_t deadline_ms = look_ms < report_ms ? look_ms : report_ms;
 	struct timespec until = {(time_t)(deadline_ms / 1000), (long)(deadline_ms % 1000) * 1000000};
 
 	pthread_mutex_lock(&engine->mutex);
@@ -322,10 +327,8 @@ void *gw_engine_main(void *context)
 		prefill(engine);
 		step_all(engine);
 		report(engine);
-		if (!engine->stopping && engine->running_count == 0 && engine->open_count == 0 &&
-		    (engine->first == NULL || engine->pipeline == NULL || gw_queue_is_held(engine)))
-			sleep_until(engine,
-			    gw_queue_is_held(engine) ? engine->first->retry_ms : kv_now_ms() + REPORT_MS);
+		if (!engine->stopping && engine->running_count == 0 && engine->open_count == 0)
+			rest(engine);
 	}
 	gw_queue_refuse(engine);
 	while (engine->open_count > 0)

@@ -16,7 +16,7 @@
 
 #define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
 
-enum { ANSWERS = 4, ANSWER_TOKENS = 600 };
+enum { ANSWERS = 4, ANSWER_TOKENS = 600, SMALL_PROMPT = 60, LARGE_PROMPT = 700 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { LONG_PROMPT = 2500, SHORTER_PROMPT = 500 };
@@ -261,6 +261,46 @@ static void sequences_that_do_not_fit_together_wait(void **state)
 	free(texts[1]);
 }
 
+/* Small prompts, each with an answer of 4 tokens, one after the other. */
+static void ask_small(uint32_t first, uint32_t count)
+{
+	struct serve_reply reply;
+	struct serve_call call;
+
+	for (uint32_t i = 0; i < count; i++) {
+		open_call(&call, first + i, SMALL_PROMPT, "\"max_tokens\":4");
+		assert_true(serve_call_finish(&call, &reply));
+		text_of(&reply);
+		serve_reply_deinit(&reply);
+	}
+}
+
+/* What fits passes what does not, but not for ever: the 17th waits. */
+static void who_lacks_memory_is_passed_by_sixteen(void **state)
+{
+	const char *const one_of_two[] = {"--sequence-memory", "4MiB", NULL};
+	struct serve_call running, waiting, late;
+	struct serve_reply reply;
+
+	(void)state;
+	start(one_of_two);
+	open_call(&running, 0, 1500, "\"max_tokens\":1500,\"stream\":true");
+	assert_true(serve_call_tokens(&running, 1));
+	open_call(&waiting, 1, 1500, "\"max_tokens\":50");
+	assert_true(serve_wait_number(&worker, "waiting", 1));
+	ask_small(10, 16);
+	assert_false(serve_call_ended(&running));
+	open_call(&late, 9, SMALL_PROMPT, "\"max_tokens\":4");
+	assert_true(serve_wait_number(&worker, "waiting", 2));
+	serve_call_close(&running);
+	assert_true(serve_call_finish(&waiting, &reply));
+	text_of(&reply);
+	serve_reply_deinit(&reply);
+	assert_true(serve_call_finish(&late, &reply));
+	text_of(&reply);
+	serve_reply_deinit(&reply);
+}
+
 /* Prompts that do not fit into the store together are computed one after the other. */
 static void prompts_that_do_not_fit_together_wait(void **state)
 {
@@ -276,6 +316,44 @@ static void answers_that_do_not_fit_together_are_put_back(void **state)
 	are_the_same_together(ANSWERS, 200, "\"max_tokens\":600");
 	assert_counted(ANSWERS, 200, ANSWER_TOKENS);
 	assert_true(metric("clusterkv_worker_put_back_total") > 0);
+}
+
+static char *streamed_text(struct serve_call *call)
+{
+	struct serve_stream stream;
+	struct serve_reply reply;
+	char *text;
+
+	assert_true(serve_call_finish(call, &reply));
+	assert_true(serve_stream_parse(&reply, &stream));
+	if (stream.text_length == 0) fail_msg("%s", reply.body);
+	text = strdup(stream.text);
+	serve_stream_deinit(&stream);
+	serve_reply_deinit(&reply);
+	return text;
+}
+
+/* A prompt for which the store has no room beside one that runs: smaller ones have it. */
+static void what_fits_passes_what_does_not(void **state)
+{
+	struct serve_call running, large;
+	char *texts[1], *text;
+
+	(void)state;
+	answers_alone(1, LARGE_PROMPT, "\"max_tokens\":4", texts);
+	start_with_store("1MiB");
+	open_call(&running, 5, 300, "\"max_tokens\":450,\"stream\":true");
+	assert_true(serve_call_tokens(&running, 1));
+	open_call(&large, 0, LARGE_PROMPT, "\"max_tokens\":4,\"stream\":true");
+	assert_true(serve_call_read(&large, "sequence"));
+	ask_small(10, 3);
+	assert_false(serve_call_ended(&running));
+	assert_false(serve_call_ended(&large));
+	serve_call_close(&running);
+	text = streamed_text(&large);
+	assert_string_equal(text, texts[0]);
+	free(texts[0]);
+	free(text);
 }
 
 /* What never fits is told so, and what fits goes on beside it. */
@@ -302,8 +380,10 @@ int main(void)
 	    cmocka_unit_test_teardown(a_short_prompt_overtakes_a_long_one, stop),
 	    cmocka_unit_test_teardown(the_same_prompt_waits_and_is_found, stop),
 	    cmocka_unit_test_teardown(sequences_that_do_not_fit_together_wait, stop),
+	    cmocka_unit_test_teardown(who_lacks_memory_is_passed_by_sixteen, stop),
 	    cmocka_unit_test_teardown(prompts_that_do_not_fit_together_wait, stop_both),
 	    cmocka_unit_test_teardown(answers_that_do_not_fit_together_are_put_back, stop_both),
+	    cmocka_unit_test_teardown(what_fits_passes_what_does_not, stop_both),
 	    cmocka_unit_test_teardown(what_never_fits_is_refused, stop_both),
 	};
 
