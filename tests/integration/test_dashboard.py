@@ -86,6 +86,13 @@ def check_looks(page, pictures):
         page.look(width, height, scheme)
         size = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
         assert size[0] <= width and size[1] == width, f"{width}: the page is {size} wide"
+        crowded = page.evaluate("""[...document.querySelectorAll('#tiles b')].filter(figure => {
+            const shown = figure.textContent, tile = figure.parentElement;
+            figure.textContent = '1,023 MiB/s';
+            const over = tile.scrollWidth > tile.clientWidth;
+            figure.textContent = shown;
+            return over;}).length""")
+        assert crowded == 0, f"{width}: the longest figure does not fit into {crowded} tiles"
         grounds.add((scheme, page.evaluate("getComputedStyle(document.body).backgroundColor")))
         if pictures:
             page.screenshot(os.path.join(pictures, f"dashboard-{width}-{scheme}.png"))
