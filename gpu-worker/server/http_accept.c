@@ -2,8 +2,9 @@
  *
  * Room is made rather than refused: whoever holds connections and asks nothing, or asks a byte at a
  * time, loses them to those who come, and the address with the most of them first. So nobody is
- * shut out by idle connections, however many. Only requests that run can fill the table; the places
- * beyond it answer who asks how the worker does, and tell the others to come back. */
+ * shut out by idle connections, however many. Only requests that run can fill the table, or what an
+ * address may have of it; the places beyond that answer who asks how the worker does, and tell the
+ * others to come back. */
 #include <inttypes.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -17,11 +18,15 @@
 
 enum {
 	RESERVE = 16,     /* beyond --max-connections */
+	EXTRA = 2,        /* of one address beyond --address-connections */
 	MOST_AT_ONCE = 64 /* accepted before the daemon reads what the last ones sent */
 };
 
 /* Besides connections: the model, the store, logs, regions, sockets that linger, and some spare. */
 enum { OTHER_DESCRIPTORS = 192 };
+
+const struct gw_http_error gw_too_many_of_address = {
+    429, "rate_limit_error", "too_many_connections"};
 
 enum kv_status gw_connections_check(uint32_t max_connections)
 {
@@ -141,17 +146,20 @@ static bool is_full(struct gw_http_server *server)
 	       kv_list_empty(&server->connections.waiting);
 }
 
-/* When an address has all that it may have, its own make room. False when all of them are busy. */
-static bool fits_share(struct gw_http_server *server, const struct gw_share *share)
+/* When an address has all that it may have, its own make room. `extra`: all of them are busy, and
+ * it is one that may ask how the worker does. False when there are enough of those. */
+static bool fits_share(struct gw_http_server *server, const struct gw_share *share, bool *extra)
 {
 	const uint32_t most = server->options.address_connections;
 	struct gw_connection *victim;
 
+	*extra = false;
 	if (most == 0 || share->family == AF_UNIX || share->connections < most) return true;
 	victim = find_victim(server, share, false);
 	if (victim == NULL) victim = find_victim(server, share, true);
 	if (victim != NULL) give_up(server, victim, "its address has --address-connections others");
-	return victim != NULL;
+	*extra = share->connections >= most;
+	return share->connections < most + EXTRA;
 }
 
 /* ---- accepting ---- */
@@ -196,10 +204,7 @@ static void destroy(struct gw_connection *connection)
 
 static void refuse(struct gw_http_server *server, int fd)
 {
-	const struct gw_http_error error = {429, "rate_limit_error", "too_many_connections"};
-
-	gw_connection_tell(server, fd, &error,
-	    "this address has as many connections as it may have (--address-connections)");
+	gw_connection_tell(server, fd, &gw_too_many_of_address, GW_TOO_MANY_OF_ADDRESS);
 	close(fd);
 }
 
@@ -224,10 +229,12 @@ static void take(struct gw_http_server *server, int fd)
 {
 	struct gw_share *share = take_share(server, fd);
 	struct gw_connection *made = NULL;
-	bool reserved = false, fits = share != NULL && fits_share(server, share);
+	bool reserved = false, extra = false;
+	bool fits = share != NULL && fits_share(server, share, &extra);
 
 	if (fits && make_room(server, &reserved)) made = create(server, fd, share, reserved);
 	if (made != NULL) {
+		made->extra = extra;
 		hand_over(server, made);
 		return;
 	}

@@ -58,6 +58,8 @@ struct gw_connection {
 	uint64_t told_ms;  /* since when the whole answer waits to be taken; 0: it does not */
 	uint64_t moved;    /* bytes of the body that came, or of the answer that went since then */
 	bool reserved;     /* beyond --max-connections: only for who asks how the worker does */
+	bool extra;        /* the same beyond --address-connections */
+	bool last;         /* its request is: the body is of chunks, whose framing cannot be judged */
 	bool bad_url;      /* its request's path cannot be meant */
 	bool unread;       /* was answered before it had sent all */
 };
@@ -86,6 +88,11 @@ struct gw_connections {
 };
 
 /* http_accept.c */
+
+/* What is told to who has --address-connections others. */
+extern const struct gw_http_error gw_too_many_of_address;
+#define GW_TOO_MANY_OF_ADDRESS                                                                     \
+	"this address has as many connections as it may have (--address-connections)"
 
 /* Room for them all: KV_USAGE when the process may not have as many descriptors. */
 enum kv_status gw_connections_check(uint32_t max_connections);

@@ -455,6 +455,8 @@ enum MHD_Result gw_exchange_answer(struct gw_exchange *exchange)
 	MHD_add_response_header(response, "Cache-Control", "no-cache");
 	MHD_add_response_header(response, "X-Accel-Buffering", "no");
 	MHD_add_response_header(response, "X-Request-Id", exchange->id);
+	if (gw_http_must_close(exchange->server, exchange->connection))
+		MHD_add_response_header(response, "Connection", "close");
 	exchange->answered = true;
 	result = MHD_queue_response(exchange->connection, 200, response);
 	MHD_destroy_response(response);

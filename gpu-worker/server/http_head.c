@@ -1,6 +1,7 @@
 #include "gpu-worker/server/http_head.h"
 
-#include <stdbool.h>
+#include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 #include <strings.h>
 
@@ -54,12 +55,50 @@ static enum MHD_Result count(void *context, enum MHD_ValueKind kind, const char 
 	return MHD_YES;
 }
 
+/* The lines of a head as the daemon has left them, from the method on: in place, with a NUL for
+ * each CR and LF that ends a line and for the colon behind a field's name. So a line that ended in
+ * a bare LF lacks a NUL, a NUL that the client sent is one too many, and a line that goes on with
+ * the field before it (which the daemon joins to that field's name!) begins with a space. */
+static bool has_whole_lines(
+    const char *method, const char *version, size_t size, const struct facts *facts)
+{
+	const char *at = version, *end = method + size;
+	unsigned fields = 0;
+
+	/* Not from the same memory: the daemon has put the head elsewhere. */
+	if ((uintptr_t)version <= (uintptr_t)method || (uintptr_t)version >= (uintptr_t)end)
+		return false;
+	at += strnlen(at, (size_t)(end - at));
+	for (;;) {
+		size_t name;
+
+		if (end - at < 4 || at[0] != '\0' || at[1] != '\0') return false;
+		at += 2;
+		if (*at == '\0') break;
+		name = strnlen(at, (size_t)(end - at));
+		if (!is_token(at, name) || at + name == end) return false;
+		at += name + 1;
+		at += strnlen(at, (size_t)(end - at));
+		fields++;
+	}
+	return end - at == 2 && at[1] == '\0' && fields == facts->fields;
+}
+
+bool gw_http_daemon_is_strict(void)
+{
+	unsigned major = 0, minor = 0, patch = 0;
+
+	/* Of later versions than these two. */
+	if (sscanf(MHD_get_version(), "%u.%u.%u", &major, &minor, &patch) != 3) return false;
+	return major > 0 || minor > 9 || (minor == 9 && patch > 76);
+}
+
 static const struct row {
 	unsigned code;
 	const char *name, *message;
 } rows[] = {
     {431, "headers_too_large", "the request's head has more than 16 KiB or 100 fields"},
-    {400, "malformed_header", "a header field is malformed"},
+    {400, "malformed_header", "a header field or a line's end is malformed"},
     {400, "malformed_header", "the request must have one Host field"},
     {400, "ambiguous_length",
         "the body's length is told twice: a request has one Content-Length, or Transfer-Encoding: "
@@ -81,16 +120,20 @@ static const struct row *judge(const struct facts *facts, size_t size, bool old)
 	return NULL;
 }
 
-int gw_http_head_check(struct MHD_Connection *connection, const char *version,
+int gw_http_head_check(struct MHD_Connection *connection, const char *method, const char *version,
     struct gw_http_error *error, const char **message)
 {
 	const union MHD_ConnectionInfo *info =
 	    MHD_get_connection_info(connection, MHD_CONNECTION_INFO_REQUEST_HEADER_SIZE);
 	struct facts facts = {0};
 	const struct row *row;
+	size_t size = 0;
 
 	MHD_get_connection_values_n(connection, MHD_HEADER_KIND, count, &facts);
-	row = judge(&facts, info != NULL ? info->header_size : 0, strcmp(version, "HTTP/1.0") == 0);
+	if (info != NULL) size = info->header_size;
+	if (!gw_http_daemon_is_strict() && !has_whole_lines(method, version, size, &facts))
+		facts.malformed = true;
+	row = judge(&facts, size, strcmp(version, "HTTP/1.0") == 0);
 	if (row == NULL) return 1;
 	*error = (struct gw_http_error){
 	    row->code, row->code == 501 ? "server_error" : "invalid_request_error", row->name};

@@ -139,6 +139,9 @@ bool gw_http_request_id(
 /* A line of the log for an answer that is an error before the engine has it. */
 void gw_http_log_refusal(
     struct gw_http_server *server, const char *id, unsigned code, const char *message);
+/* Whether the answer is the connection's last: who came beyond a limit is not asked to stay, and
+ * behind chunks nothing is taken for a request. */
+bool gw_http_must_close(const struct gw_http_server *server, struct MHD_Connection *connection);
 /* Takes `response`, which may be NULL: then MHD_NO. */
 enum MHD_Result gw_http_queue(struct gw_http_server *server, struct MHD_Connection *connection,
     unsigned code, struct MHD_Response *response, const struct gw_http_head *head);

@@ -93,12 +93,11 @@ static const char *allowed(const char *method)
 	                                     : method;
 }
 
-/* Who came beyond the limit of connections is not asked to stay. */
-static bool must_close(const struct gw_http_server *server, struct MHD_Connection *connection)
+bool gw_http_must_close(const struct gw_http_server *server, struct MHD_Connection *connection)
 {
 	const struct gw_connection *own = gw_connection_of(connection);
 
-	return server->draining || own == NULL || own->reserved;
+	return server->draining || own == NULL || own->reserved || own->extra || own->last;
 }
 
 enum MHD_Result gw_http_queue(struct gw_http_server *server, struct MHD_Connection *connection,
@@ -118,7 +117,7 @@ enum MHD_Result gw_http_queue(struct gw_http_server *server, struct MHD_Connecti
 	if (code == 429 || code == 503) MHD_add_response_header(response, "Retry-After", "1");
 	if (head->authenticate) MHD_add_response_header(response, "WWW-Authenticate", "Bearer");
 	if (head->allow != NULL) MHD_add_response_header(response, "Allow", allowed(head->allow));
-	if (head->close || must_close(server, connection))
+	if (head->close || gw_http_must_close(server, connection))
 		MHD_add_response_header(response, "Connection", "close");
 	result = MHD_queue_response(connection, code, response);
 	MHD_destroy_response(response);
@@ -195,8 +194,12 @@ static bool announces_body(struct MHD_Connection *connection)
 {
 	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
 
-	return (length != NULL && strtoull(length, NULL, 10) > 0) ||
-	       MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Transfer-Encoding") != NULL;
+	return length != NULL && strtoull(length, NULL, 10) > 0;
+}
+
+static bool is_chunked(struct MHD_Connection *connection)
+{
+	return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Transfer-Encoding") != NULL;
 }
 
 /* HEAD is answered as GET; the daemon leaves the body out. */
@@ -277,7 +280,7 @@ static enum MHD_Result answer_options(
 
 /* What is wrong with the request whatever it is for. True when it was refused. */
 static bool refuse_head(struct gw_http_server *server, struct MHD_Connection *connection,
-    const char *version, enum MHD_Result *result)
+    const char *method, const char *version, enum MHD_Result *result)
 {
 	const struct gw_http_head close = {.close = 1};
 	const struct gw_connection *own = gw_connection_of(connection);
@@ -285,7 +288,7 @@ static bool refuse_head(struct gw_http_server *server, struct MHD_Connection *co
 	const char *message = "the request's path is too long or cannot be meant";
 	bool right = own == NULL || !own->bad_url;
 
-	if (right) right = gw_http_head_check(connection, version, &error, &message) != 0;
+	if (right) right = gw_http_head_check(connection, method, version, &error, &message) != 0;
 	if (!right) *result = gw_http_refuse(server, connection, &error, message, &close);
 	return !right;
 }
@@ -294,7 +297,11 @@ static enum MHD_Result refuse_crowd(
     struct gw_http_server *server, struct MHD_Connection *connection)
 {
 	const struct gw_http_error error = {503, "server_error", "too_many_connections"};
+	const struct gw_connection *own = gw_connection_of(connection);
 
+	if (own->extra)
+		return gw_http_refuse(
+		    server, connection, &gw_too_many_of_address, GW_TOO_MANY_OF_ADDRESS, NULL);
 	return gw_http_refuse(server, connection, &error,
 	    "all connections of this worker (--max-connections) have running requests; try again",
 	    NULL);
@@ -304,7 +311,7 @@ static bool is_crowded(struct MHD_Connection *connection, size_t route)
 {
 	const struct gw_connection *own = gw_connection_of(connection);
 
-	return own != NULL && own->reserved &&
+	return own != NULL && (own->reserved || own->extra) &&
 	       (route == ROUTES ||
 	           (routes[route].route != GW_ROUTE_HEALTH && routes[route].route != GW_ROUTE_METRICS));
 }
@@ -352,12 +359,14 @@ static enum MHD_Result begin(struct gw_http_server *server, struct MHD_Connectio
 {
 	struct gw_connection *own = gw_connection_of(connection);
 	enum MHD_Result result;
+	bool refused, chunked = is_chunked(connection);
 
-	if (!refuse_head(server, connection, version, &result))
-		result = open_exchange(server, connection, gw_http_path(url), method, slot);
+	if (own != NULL) own->last = chunked;
+	refused = refuse_head(server, connection, method, version, &result);
+	if (!refused) result = open_exchange(server, connection, gw_http_path(url), method, slot);
 	if (own == NULL) return result;
 	own->exchange = *slot;
-	own->unread = own->exchange == NULL && announces_body(connection);
+	own->unread = refused || chunked || (own->exchange == NULL && announces_body(connection));
 	gw_connection_phase(own, own->exchange != NULL ? GW_PHASE_BODY : GW_PHASE_ANSWER);
 	return result;
 }
@@ -395,7 +404,10 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
     const char *method, const char *version, const char *upload, size_t *upload_size, void **slot)
 {
 	struct gw_exchange *exchange = *slot;
+	const struct gw_connection *own = gw_connection_of(connection);
 
+	/* One that was given up in this turn of the daemon, which still reads what it has of it. */
+	if (own != NULL && own->phase == GW_PHASE_ENDING) return MHD_NO;
 	if (exchange == NULL) return begin(context, connection, url, method, version, slot);
 	if (*upload_size > 0) return take_body(context, exchange, upload, upload_size);
 	return exchange->begun ? gw_exchange_answer(exchange) : gw_exchange_begin(exchange);
@@ -559,6 +571,7 @@ static enum kv_status start_daemon(struct gw_http_server *server)
 	    MHD_OPTION_NOTIFY_COMPLETED, completed, server, MHD_OPTION_NOTIFY_CONNECTION,
 	    gw_connection_notify, server, MHD_OPTION_URI_LOG_CALLBACK, gw_connection_url, server,
 	    MHD_OPTION_CONNECTION_LIMIT, (unsigned)(4 * o->max_connections + 256),
+	    MHD_OPTION_STRICT_FOR_CLIENT, gw_http_daemon_is_strict() ? 1 : 0,
 	    MHD_OPTION_CONNECTION_TIMEOUT, timeout, MHD_OPTION_CONNECTION_MEMORY_LIMIT,
 	    (size_t)CONNECTION_MEMORY, MHD_OPTION_END);
 	if (server->daemon == NULL)

@@ -390,6 +390,18 @@ static void descriptors_that_run_out_do_not_stop_it(void **state)
 	close_all(fds, 4);
 }
 
+/* What `from` is answered, to the end, is in `out`, and has `word`. */
+static void ask_as(const char *from, const char *text, const char *word)
+{
+	int fd = raw_connect(&worker, from, 0);
+
+	assert_true(fd >= 0);
+	assert_true(raw_put(fd, text));
+	assert_true(raw_read(fd, NULL, out, sizeof out));
+	if (strstr(out, word) == NULL) fail_msg("no %s: %s", word, out);
+	close(fd);
+}
+
 static void an_address_has_its_limit(void **state)
 {
 	int fds[8], streams[4];
@@ -405,12 +417,22 @@ static void an_address_has_its_limit(void **state)
 		ask_long(streams[i], 4000);
 	}
 	close_all(fds, 8);
-	fds[0] = raw_connect(&worker, "127.0.0.3", 0);
-	assert_true(raw_read(fds[0], NULL, out, sizeof out));
-	assert_non_null(strstr(out, "HTTP/1.1 429"));
+	/* Who has them all running is told so, but for how the worker does. */
+	ask_as("127.0.0.3", "GET /v1/models HTTP/1.1\r\nHost: test\r\n\r\n", "HTTP/1.1 429");
 	assert_non_null(strstr(out, "--address-connections"));
+	assert_non_null(strstr(out, "Connection: close"));
+	for (int i = 0; i < 4; i++) {
+		ask_as("127.0.0.3", "GET /health HTTP/1.1\r\nHost: test\r\n\r\n", "HTTP/1.1 200");
+		ask_as("127.0.0.3", "GET /metrics HTTP/1.1\r\nHost: test\r\n\r\n", "HTTP/1.1 200");
+	}
+	/* Nor do many that ask nothing keep it from that. */
+	open_all(fds, 8, "127.0.0.3", NULL);
+	ask_as("127.0.0.3", "GET /health HTTP/1.1\r\nHost: test\r\n\r\n", "HTTP/1.1 200");
+	for (int i = 0; i < 100 && count_ended(fds, 8) < 7; i++)
+		raw_pause(50);
+	assert_in_range(count_ended(fds, 8), 7, 8);
 	others_are_answered();
-	close(fds[0]);
+	close_all(fds, 8);
 	close_all(streams, 4);
 }
 

@@ -109,6 +109,83 @@ static void ambiguous_bodies_are_refused(void **state)
 	expect(POST("/tokenize") "Content-Length: 99999999999999999999\r\n\r\n", 413, "HTTP/1.1");
 }
 
+/* A line ends in CRLF, and a field in its line; else what is behind it is another field, or none,
+ * to who reads it otherwise. The daemon would join "1\r\n 0" to the field's name. */
+static void lines_that_are_read_in_two_ways_are_refused(void **state)
+{
+	static const char *const heads[] = {
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nContent-Length: 1\r\n 0\r\n\r\n",
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chun\r\n\tked\r\n\r\n",
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nX: a\r\n \r\nContent-Length: 4\r\n\r\n",
+	    "POST /tokenize HTTP/1.1\r\n X: a\r\nHost: test\r\nContent-Length: 4\r\n\r\n",
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nX: a\nContent-Length: 4\r\n\r\n",
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nX:\nContent-Length: 4\r\n\r\n",
+	    "POST /tokenize HTTP/1.1\nHost: test\r\nContent-Length: 4\r\n\r\n",
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nContent-Length: 4\n\r\n",
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nContent-Length: 4\r\n\n",
+	    "GET /health HTTP/1.1\nHost: test\n\n",
+	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a\rContent-Length: 4\r\n\r\n",
+	    /* A NUL as it is, for each @. */
+	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a@b\r\n\r\n",
+	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a@@Y: b\r\n\r\n",
+	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a@@Y@b\r\n\r\n",
+	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a@@@@\r\n\r\n",
+	};
+	static const char behind[] = "0\r\n\r\nGET /v1/models HTTP/1.1\r\nHost: test\r\n\r\n";
+	char text[512];
+
+	(void)state;
+	for (size_t i = 0; i < sizeof heads / sizeof heads[0]; i++) {
+		int fd = raw_connect(&worker, NULL, 0);
+		int length = snprintf(text, sizeof text, "%s%s", heads[i], behind);
+
+		for (int at = 0; at < length; at++)
+			if (text[at] == '@') text[at] = '\0';
+		assert_true(raw_send(fd, text, (size_t)length));
+		assert_true(raw_read(fd, NULL, out, sizeof out));
+		if (strncmp(out, "HTTP/1.1 400 ", 13) != 0) fail_msg("%s: %s", heads[i], out);
+		assert_null(strstr(out, "tiny_llama"));
+		assert_null(strstr(out, "200 OK"));
+		close(fd);
+	}
+	/* What looks like it, and is none. */
+	expect(HEAD("GET", "/health?a%20b&c=%0a%0dd") "\r\n", 200, "\"ok\"");
+	expect(HEAD("GET", "/health") "Empty:\r\nBlank: \r\nCookie: a=b; c=d  \r\n\r\n", 200, "\"ok\"");
+	expect("\r\n\n" HEAD("GET", "/health") "\r\n", 200, "\"ok\"");
+	snprintf(text, sizeof text,
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nContent-Length: 16\r\n"
+	    "\r\n{\"prompt\":\"the\"}GET /health?x HTTP/1.1\r\nHost: test\r\n"
+	    "Connection: close\r\n\r\n");
+	assert_int_equal(raw_ask(&worker, text, out, sizeof out), 200);
+	assert_non_null(strstr(out, "\"ok\""));
+}
+
+/* How chunks are framed the daemon judges leniently, and nobody else can: behind them there is
+ * nothing more to be read in two ways. */
+static void chunks_are_a_connections_last(void **state)
+{
+	static const char stream[] = "{\"prompt\": \"the\", \"max_tokens\": 2, \"stream\": true}";
+	static const char behind[] = "GET /v1/models HTTP/1.1\r\nHost: test\r\n\r\n";
+	static const char *const bodies[] = {
+	    "10\r\n{\"prompt\":\"the\"}\r\n0\r\n\r\n", "10;a=b\n{\"prompt\":\"the\"}\n0\n\n"};
+	char text[512];
+
+	(void)state;
+	for (size_t i = 0; i < 2; i++) {
+		snprintf(text, sizeof text, POST("/tokenize") "Transfer-Encoding: chunked\r\n\r\n%s%s",
+		    bodies[i], behind);
+		expect(text, 200, "\"tokens\"");
+		assert_non_null(strstr(out, "Connection: close\r\n"));
+		assert_null(strstr(out, "tiny_llama"));
+	}
+	snprintf(text, sizeof text,
+	    POST("/v1/completions") "Transfer-Encoding: chunked\r\n\r\n%zx\r\n%s\r\n0\r\n\r\n%s",
+	    strlen(stream), stream, behind);
+	expect(text, 200, "data: [DONE]");
+	assert_non_null(strstr(out, "Connection: close\r\n"));
+	assert_null(strstr(out, "context_length"));
+}
+
 static void large_heads_are_refused(void **state)
 {
 	static char text[1 << 20];
@@ -339,6 +416,8 @@ int main(void)
 	    cmocka_unit_test(methods_are_answered),
 	    cmocka_unit_test(paths_are_what_they_say),
 	    cmocka_unit_test(ambiguous_bodies_are_refused),
+	    cmocka_unit_test(lines_that_are_read_in_two_ways_are_refused),
+	    cmocka_unit_test(chunks_are_a_connections_last),
 	    cmocka_unit_test(large_heads_are_refused),
 	    cmocka_unit_test(bodies_that_are_too_large_are_refused),
 	    cmocka_unit_test(chunks_are_taken_or_refused),
