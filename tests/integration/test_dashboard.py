@@ -1,6 +1,6 @@
 """The store's page in Chromium, beside a worker under load: figures appear, nothing is blocked or
 thrown, it fits a telephone, and it notices who comes and goes. Arguments: the folder of the
-programs, a model, and a folder for pictures if some are wanted."""
+programs and a model. CLUSTERKV_ARTIFACTS names a folder for pictures."""
 import json
 import os
 import sys
@@ -81,7 +81,7 @@ def check_figures(page):
 
 def check_looks(page, pictures):
     grounds = set()
-    time.sleep(25 if pictures else 0)
+    time.sleep(10 if pictures else 0)
     for width, height, scheme in LOOKS:
         page.look(width, height, scheme)
         size = page.evaluate("[document.documentElement.scrollWidth, innerWidth]")
@@ -118,8 +118,8 @@ def check_events(page, processes):
 
 
 def main():
-    program = browser.find() or skip("there is no Chromium: apt-get install chromium")
-    pictures = sys.argv[3] if len(sys.argv) > 3 else None
+    program = browser.find() or skip("there is no Chromium: deploy/scripts/packages --for tests")
+    pictures = os.environ.get("CLUSTERKV_ARTIFACTS")
     with Processes(sys.argv[1]) as processes:
         store = processes.start_store("--memory", "16MiB")
         address = "unix:" + processes.path("kv.sock")

@@ -87,7 +87,7 @@ if __name__ == "__main__":
     # Debian has it in a folder of programs for root.
     haproxy = shutil.which("haproxy", path=os.environ.get("PATH", "") + ":/usr/sbin")
     if not haproxy:
-        skip("there is no haproxy: apt-get install haproxy")
+        skip("there is no haproxy: deploy/scripts/test-programs, and its folder in PATH")
     with Processes(sys.argv[1]) as started:
         started.start_store("--memory", "256MiB")
         addresses = [started.start_worker(f"worker-{i}", sys.argv[2], "--threads", "1", "--store",
