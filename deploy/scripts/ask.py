@@ -71,10 +71,14 @@ def events(response):
 
 def stream(url, request, timeout):
     """Send the request, and yield the events of its answer."""
-    address = urllib.parse.urlsplit(url)
-    if address.scheme != "http" or not address.hostname:
-        raise Failure(f"{url} is no address of the form http://HOST:PORT")
-    connection = http.client.HTTPConnection(address.hostname, address.port, timeout=timeout)
+    try:
+        address = urllib.parse.urlsplit(url)
+        host, port = address.hostname, address.port
+    except ValueError:
+        host = None
+    if not host or address.scheme != "http":
+        raise Failure(f"--url {url} is no address of the form http://HOST:PORT")
+    connection = http.client.HTTPConnection(host, port, timeout=timeout)
     try:
         connection.request("POST", "/v1/chat/completions", json.dumps(request),
                            {"Content-Type": "application/json"})
@@ -82,7 +86,9 @@ def stream(url, request, timeout):
         if response.status != 200:
             raise Failure(f"{url} answered {response.status}: {error_text(response.read())}")
         yield from events(response)
-    except (OSError, http.client.HTTPException) as error:
+    except OSError as error:
+        raise Failure(f"no answer from {url}: {reason(error)}") from error
+    except http.client.HTTPException as error:
         raise Failure(f"no answer from {url}: {error or type(error).__name__}") from error
     finally:
         connection.close()
@@ -115,6 +121,32 @@ def ask(url, text, question, max_tokens, timeout):
     return last
 
 
+def read_text(path):
+    """What --text names."""
+    try:
+        with open(path, encoding="utf-8") as file:
+            return file.read()
+    except OSError as error:
+        raise Failure(f"--text {path}: {reason(error)}") from error
+    except UnicodeDecodeError as error:
+        raise Failure(f"--text {path}: this is no text in UTF-8: byte {error.start} is"
+                      f" 0x{error.object[error.start]:02x}") from error
+
+
+def write_report(path, report):
+    """What --report names."""
+    try:
+        with open(path, "w", encoding="utf-8") as file:
+            json.dump(report, file)
+    except OSError as error:
+        raise Failure(f"--report {path}: {reason(error)}") from error
+
+
+def reason(error):
+    """What the system said, without its number."""
+    return error.strerror or str(error) or type(error).__name__
+
+
 def store_stats(path):
     """The store's numbers, from its stats socket."""
     try:
@@ -129,8 +161,10 @@ def store_stats(path):
                     break
                 answer += part
         return json.loads(answer)
-    except (OSError, ValueError) as error:
-        raise Failure(f"no statistics from {path}: {error}") from error
+    except OSError as error:
+        raise Failure(f"--stats {path}: no statistics: {reason(error)}") from error
+    except ValueError as error:
+        raise Failure(f"--stats {path}: this is no store's stats socket: {error}") from error
 
 
 def hit_rate(path, worker, decoded):
@@ -182,8 +216,7 @@ def main():
     options = parser.parse_args()
     text = ""
     if options.text:
-        with open(options.text, encoding="utf-8") as file:
-            text = file.read()
+        text = read_text(options.text)
     last = ask(options.url, text, options.question, options.max_tokens, options.timeout)
     rate = None
     if options.stats and options.worker:
@@ -192,8 +225,7 @@ def main():
     for name, value in figures(last, rate):
         print(f"  {name:<20}{value}")
     if options.report:
-        with open(options.report, "w", encoding="utf-8") as file:
-            json.dump({**last, "cache_hit_rate": rate}, file)
+        write_report(options.report, {**last, "cache_hit_rate": rate})
     return 0
 
 
@@ -206,7 +238,7 @@ if __name__ == "__main__":
     except BrokenPipeError:
         sys.exit(1)
     except OSError as failure:
-        sys.stderr.write(f"\nask: {failure}\n")
+        sys.stderr.write(f"\nask: {reason(failure)}\n")
         sys.exit(1)
     except KeyboardInterrupt:
         sys.stderr.write("\n")

@@ -86,9 +86,11 @@ enum kv_status ctl_ask_peer(const struct ctl_settings *settings, const struct ct
 
 	kv_text_reset(answer);
 	status = kv_unix_connect(peer->path, &socket);
-	if (status == KV_DISCONNECTED && peer->absent)
-		return kv_fail(KV_DISCONNECTED, "nobody listens at %s: %s", peer->path, peer->absent);
-	KV_TRY(status);
+	if (status == KV_DISCONNECTED)
+		return kv_fail(KV_DISCONNECTED,
+		    "%s %s: nobody listens there: does %s run, and was it given this %s?", peer->option,
+		    peer->path, peer->name, peer->option);
+	if (status != KV_OK) return kv_fail_prefix(status, "%s %s", peer->option, peer->path);
 	snprintf(line, sizeof line, "%s\nquit\n", command);
 	status = send_all(peer, socket, line, deadline);
 	if (status == KV_OK) status = receive_all(peer, socket, answer, deadline);
@@ -96,19 +98,21 @@ enum kv_status ctl_ask_peer(const struct ctl_settings *settings, const struct ct
 	close(socket);
 	if (status == KV_TIMEOUT)
 		return kv_fail(KV_TIMEOUT,
-		    "%s at %s did not answer within %u ms: is it stopped, or is this no stats "
-		    "socket? --timeout waits longer",
-		    peer->name, peer->path, (unsigned)settings->timeout_ms);
+		    "%s %s: %s did not answer within %u ms: is it stopped, or is this no stats socket? "
+		    "--timeout waits longer",
+		    peer->option, peer->path, peer->name, (unsigned)settings->timeout_ms);
 	if (status == KV_DISCONNECTED)
-		return kv_fail_prefix(
-		    KV_DISCONNECTED, "%s, which should be the stats socket", peer->path);
+		return kv_fail_prefix(KV_DISCONNECTED, "%s %s, which should be the stats socket",
+		    peer->option, peer->path);
+	if (status == KV_PROTOCOL)
+		return kv_fail_prefix(KV_PROTOCOL, "%s %s", peer->option, peer->path);
 	return status;
 }
 
 enum kv_status ctl_ask(
     const struct ctl_settings *settings, const char *command, struct kv_text_buffer *answer)
 {
-	const struct ctl_peer store = {settings->stats_socket, "the store", NULL};
+	const struct ctl_peer store = {settings->stats_socket, "--stats-socket", "the store"};
 
 	return ctl_ask_peer(settings, &store, command, answer);
 }

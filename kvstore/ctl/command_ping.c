@@ -174,12 +174,22 @@ static enum kv_status connect_line(const struct ctl_settings *settings, struct l
 	return status;
 }
 
+/* With the option and what it names: another socket may have been meant. */
+static enum kv_status name_store(const struct ctl_settings *settings, enum kv_status status)
+{
+	const bool by_address = settings->store[0] != '\0';
+
+	if (status == KV_OK || status == KV_USAGE) return status;
+	return kv_fail_prefix(status, "%s %s", by_address ? "--store" : "--socket",
+	    by_address ? settings->store : settings->socket);
+}
+
 enum kv_status ctl_ping(const struct ctl_settings *settings)
 {
 	struct line line = {.socket = -1, .deadline = kv_now_ms() + settings->timeout_ms};
-	enum kv_status status;
+	enum kv_status status = connect_line(settings, &line);
 
-	KV_TRY(connect_line(settings, &line));
+	if (status != KV_OK) return name_store(settings, status);
 	status = kv_frame_reader_create(kv_heap(), 0, 4, &line.reader);
 	if (status == KV_OK) status = kv_frame_writer_create(kv_heap(), 0, &line.writer);
 	if (status == KV_OK && line.secure) {
@@ -192,5 +202,5 @@ enum kv_status ctl_ping(const struct ctl_settings *settings)
 	kv_frame_writer_destroy(line.writer);
 	kv_secure_destroy(line.secure);
 	close(line.socket);
-	return status;
+	return name_store(settings, status);
 }

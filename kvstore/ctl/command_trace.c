@@ -200,8 +200,7 @@ enum kv_status ctl_trace_check(const char *id)
 
 enum kv_status ctl_trace(const struct ctl_settings *settings)
 {
-	const struct ctl_peer worker = {settings->worker_socket, "the worker",
-	    "does the worker run, and was it given this --worker-socket?"};
+	const struct ctl_peer worker = {settings->worker_socket, "--worker-socket", "the worker"};
 	const char *id = settings->request;
 	struct kv_text_buffer answer;
 	char line[KV_REQUEST_ID_BYTES + 16];

@@ -60,10 +60,9 @@ enum kv_status ctl_trace_check(const char *id);
 enum kv_status ctl_ask(
     const struct ctl_settings *settings, const char *command, struct kv_text_buffer *answer);
 
-/* Who is asked: its stats socket, its name in messages, and what to look for when nobody listens
- * (NULL: the store). */
+/* Who is asked: its stats socket, the option that names it, and its own name in messages. */
 struct ctl_peer {
-	const char *path, *name, *absent;
+	const char *path, *option, *name;
 };
 enum kv_status ctl_ask_peer(const struct ctl_settings *settings, const struct ctl_peer *peer,
     const char *command, struct kv_text_buffer *answer);

@@ -535,6 +535,45 @@ static void hostile_model_files(void **state)
 	unlink(path);
 }
 
+/* ---- sockets and files of those that only ask ---- */
+
+/* The option, what it names, and what to look for; nothing of a traceback. */
+static void what_is_asked_of_the_wrong_one(void **state)
+{
+	static const struct wrong list[] = {
+	    {{KVCTL_PATH, "stat", "--stats-socket", "/nowhere/t"}, 1,
+	        {"--stats-socket /nowhere/t: nobody listens", "does the store run"}},
+	    {{KVCTL_PATH, "stat", "--stats-socket", "/"}, 1, {"--stats-socket /: / is no socket"}},
+	    {{KVCTL_PATH, "trace", "--worker-socket", "/nowhere/t"}, 1,
+	        {"--worker-socket /nowhere/t: nobody listens", "does the worker run"}},
+	    {{KVCTL_PATH, "ping", "--socket", "/nowhere/s"}, 1, {"--socket /nowhere/s: "}},
+	    {{"/usr/bin/env", "python3", "deploy/scripts/ask.py", "--url", "http://127.0.0.1:1",
+	         "--text", "/nowhere/text", "what?"},
+	        1, {"ask: --text /nowhere/text: No such file or directory\n"}},
+	    {{"/usr/bin/env", "python3", "deploy/scripts/ask.py", "--url", "http://127.0.0.1:1",
+	         "--text", KVCTL_PATH, "what?"},
+	        1, {"ask: --text " KVCTL_PATH ": this is no text in UTF-8: byte "}},
+	    {{"/usr/bin/env", "python3", "deploy/scripts/ask.py", "--url", "http://127.0.0.1:1",
+	         "what?"},
+	        1, {"ask: no answer from http://127.0.0.1:1: Connection refused\n"}},
+	    {{"/usr/bin/env", "python3", "deploy/scripts/ask.py", "--url", "http://here:x", "what?"}, 1,
+	        {"ask: --url http://here:x is no address"}},
+	};
+	const char *const stat[] = {KVCTL_PATH, "stat", "--stats-socket", store.socket, NULL};
+	const char *const ping[] = {
+	    KVCTL_PATH, "ping", "--timeout", "300ms", "--socket", store.stats, NULL};
+	const char *const of_stat[] = {"--stats-socket ", store.socket, "should be the stats socket"};
+	const char *const of_ping[] = {"--socket ", store.stats, NULL};
+
+	(void)state;
+	for (size_t i = 0; i < sizeof list / sizeof list[0]; i++)
+		check_program(list[i].arguments, NULL, list[i].code, list[i].named);
+	assert_true(store_fixture_start(&store, NULL));
+	check_program(stat, NULL, 1, of_stat);
+	check_program(ping, NULL, 1, of_ping);
+	assert_true(store_fixture_stop(&store));
+}
+
 /* ---- stores ---- */
 
 static void a_store_that_is_not_there(void **state)
@@ -837,6 +876,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(model_files, begin, end),
 	    cmocka_unit_test_setup_teardown(damaged_weights, begin, end),
 	    cmocka_unit_test_setup_teardown(hostile_model_files, begin, end),
+	    cmocka_unit_test_setup_teardown(what_is_asked_of_the_wrong_one, begin, end),
 	    cmocka_unit_test_setup_teardown(a_store_that_is_not_there, begin, end),
 	    cmocka_unit_test_setup_teardown(more_memory_than_there_is, begin, end),
 	    cmocka_unit_test_setup_teardown(stores_of_another_kind, begin, end),
