@@ -366,9 +366,13 @@ static uint64_t remote_generation(struct kvc_store *store)
 	return kvc_remote_of(store)->current->generation;
 }
 
-static const char *remote_transport(struct kvc_store *store)
+/* What is in use: a line that was lost has left the stream. */
+static const char *remote_transport(struct kvc_store *base)
 {
-	return kvc_remote_of(store)->current->transport;
+	const struct kvc_remote_store *store = kvc_remote_of(base);
+
+	if (store->on_other_host && !store->current->line) return KVC_STREAM;
+	return store->current->transport;
 }
 
 static const char *remote_lanes(struct kvc_store *store)

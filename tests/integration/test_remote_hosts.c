@@ -472,6 +472,20 @@ static void check_listeners(void)
 	assert_int_equal(count_listeners(worker.pid, at_worker), 2);
 }
 
+/* What the answer says of how it came by its bytes, and the store of how the worker does. */
+static void is_by(json_t *own, const char *transport)
+{
+	const char *lanes = strcmp(transport, "stream") == 0 ? "lanes stream" : "lanes tcp/";
+	char answer[16384] = "";
+
+	assert_string_equal(json_string_value(json_object_get(own, "transport")), transport);
+	for (int i = 0; i < 40 && !strstr(answer, lanes); i++) {
+		if (i > 0) store_fixture_sleep(100);
+		assert_true(store_fixture_ask(&store, "stats workers", answer, sizeof answer));
+	}
+	if (!strstr(answer, lanes)) fail_msg("no \"%s\" in: %s", lanes, answer);
+}
+
 /* UCX listens on the trusted network alone; and that its process ends, or stands still, is no end
  * of an answer, whichever host's it is. */
 static void what_ends_kvline_ends_nothing_else(void **state)
@@ -489,6 +503,7 @@ static void what_ends_kvline_ends_nothing_else(void **state)
 		struct serve_reply reply;
 		pid_t victim;
 
+		is_by(trial_own(before), "ucx");
 		check_listeners();
 		victim = kvline_of(turn ? store.pid : worker.pid);
 		assert_true(victim > 0);
@@ -501,6 +516,7 @@ static void what_ends_kvline_ends_nothing_else(void **state)
 		serve_reply_deinit(&reply);
 		after = trial_ask(&worker, body);
 		trial_same_bits(trial_own(before), trial_own(after), "without the line");
+		is_by(trial_own(after), "stream");
 		json_decref(before);
 		json_decref(after);
 		/* A new connection has a new line. */
