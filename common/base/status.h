@@ -36,7 +36,8 @@ extern "C" {
 	X(KV_CANCELLED, 15, "cancelled")                                           \
 	X(KV_INTERNAL, 16, "internal error")                                       \
 	X(KV_USAGE, 17, "wrong usage")                                             \
-	X(KV_DRAINING, 18, "takes in nothing new")
+	X(KV_DRAINING, 18, "takes in nothing new")                                 \
+	X(KV_TOO_LARGE, 19, "can never fit")
 
 #define KV_STATUS_ENUM(name, value, text) name = value,
 enum kv_status { KV_STATUS_MAP(KV_STATUS_ENUM) };

@@ -71,8 +71,11 @@ void gw_engine_finish(
 	request->times.ended_ns = kv_now_ns();
 	if (request->session != NULL) {
 		if (status == KV_OK) result->finish = gw_session_finish(request->session);
-		/* What broke here, or was interrupted, may go on elsewhere; what nobody wants may not. */
-		if (status != KV_OK && !(request->cancelled && !engine->stopping))
+		/* What broke here, or was interrupted, may go on elsewhere; what nobody wants may not, nor
+		 * what no store has room for. */
+		if (status == KV_TOO_LARGE)
+			gw_session_give_up(request->session);
+		else if (status != KV_OK && !(request->cancelled && !engine->stopping))
 			gw_session_keep(request->session);
 		result->report = gw_session_report(request->session);
 		engine->options.hooks.finished(

@@ -129,10 +129,17 @@ static void show_prefill(void *context, uint64_t done, uint64_t total)
 static const char LOST[] = "store connection lost during the answer";
 
 /* The sequence's failure in the words that its client gets. */
-static enum kv_status explain(const struct gw_session *session, enum kv_status status)
+static enum kv_status explain(struct gw_session *session, enum kv_status status)
 {
+	uint32_t answered = 0;
+
 	if (status == KV_STALE || status == KV_DISCONNECTED)
 		return kv_fail_prefix(status, "%s (sequence %s)", LOST, gw_session_id(session));
+	if (status == KV_TOO_LARGE) {
+		gw_session_tokens(session, &answered);
+		return kv_fail_prefix(status, "a prompt of %u tokens with %u of its answer",
+		    gw_sequence_prompt_tokens(gw_session_sequence(session)), answered);
+	}
 	return status;
 }
 

@@ -208,6 +208,7 @@ struct gw_http_error gw_http_error_of(enum kv_status status, int by_engine)
 	    {KV_TIMEOUT, {503, broken, "store_timeout"}},
 	    {KV_CANCELLED, {503, broken, "stopping"}},
 	    {KV_DRAINING, {503, broken, "store_draining"}},
+	    {KV_TOO_LARGE, {400, bad, "store_too_small"}},
 	};
 
 	/* Before the engine only a model can be looked for. */

@@ -70,8 +70,7 @@ void gw_session_keep(struct gw_session *session);
  * KV_UNSUPPORTED where nobody could. */
 enum kv_status gw_session_put_back(struct gw_session *session);
 
-/* Of a session that has picked nothing: closing shall leave nothing of it but what was there
- * before. */
+/* Closing shall leave nothing of it but what was there before. */
 void gw_session_give_up(struct gw_session *session);
 
 const char *gw_session_id(const struct gw_session *session);

@@ -434,7 +434,8 @@ enum kv_status kvc_channel_finish(
 	entry->state = KVC_TICKET_FREE;
 	pthread_mutex_unlock(&channel->lock);
 	if (answer && answer->status) {
-		status = kv_fail(kv_status_from_wire(answer->status), "%s", answer->message);
+		status = answer->never ? KV_TOO_LARGE : kv_status_from_wire(answer->status);
+		kv_fail(status, "%s", answer->message);
 		kvc_channel_free(channel, answer);
 		answer = NULL;
 	}

@@ -140,7 +140,8 @@ struct kvc_new_segment {
 };
 
 /* Reserve memory for new segments. All or nothing; KV_LIMIT with the store's reason when it is
- * full. out[count] are borrowed from the sequence until committed or released. */
+ * full, KV_TOO_LARGE where that would never end. out[count] are borrowed from the sequence until
+ * committed or released. */
 enum kv_status kvc_reserve(struct kvc_sequence *sequence, const struct kvc_new_segment *segments,
     uint32_t count, const struct kvc_segment **out);
 

@@ -302,7 +302,8 @@ struct kvs_new_segment {
 
 /* Reserve memory, all or nothing. segment_ids[count] is filled; kvs_segment_find shows the units.
  * Evicts unreferenced segments as options.eviction says, a child before its parent. KV_LIMIT
- * with what was asked, used, referenced and quarantined, and the limit. */
+ * with what was asked, used, referenced and quarantined, and the limit; KV_TOO_LARGE where it would
+ * not fit beside what the sequence has if nobody else had anything. */
 enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
     const struct kvs_new_segment *segments, uint32_t count, uint64_t *segment_ids);
 

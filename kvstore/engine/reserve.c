@@ -22,6 +22,34 @@ static enum kv_status quota_full(const struct kvs_tenant *tenant, uint64_t asked
 	    tenant->state_bytes[KVS_RESERVED], tenant->state_bytes[KVS_QUARANTINED]);
 }
 
+/* What the sequence's list holds stays while it gets more, whoever else ends. */
+static uint64_t own_bytes(const struct kvs_sequence *sequence)
+{
+	uint64_t bytes = 0;
+
+	for (uint32_t i = 0; sequence && i < sequence->length; i++)
+		bytes += sequence->list[i].segment->bytes;
+	return bytes;
+}
+
+/* It would not fit if it were alone; at_quota as below. */
+static enum kv_status never_fits(const struct kvs_engine *engine, const struct kvs_tenant *tenant,
+    uint64_t own, uint64_t asked, bool *at_quota)
+{
+	if (own > engine->pool.limit || asked > engine->pool.limit - own)
+		return kv_fail(KV_TOO_LARGE,
+		    "the store is too small: %" PRIu64 " bytes are asked for beside %" PRIu64
+		    " of the same sequence, its limit is %" PRIu64 ": raise the store's --memory",
+		    asked, own, engine->pool.limit);
+	*at_quota = own > tenant->quota || asked > tenant->quota - own;
+	if (*at_quota)
+		return kv_fail(KV_TOO_LARGE,
+		    "the quota of tenant %s is too small: %" PRIu64 " bytes are asked for beside %" PRIu64
+		    " of the same sequence, it is %" PRIu64 ": raise the store's --tenant-quota",
+		    tenant->name[0] ? tenant->name : "(common)", asked, own, tenant->quota);
+	return KV_OK;
+}
+
 /* Has the tenant's quota room when it holds so much? */
 static bool fits_quota(const struct kvs_tenant *tenant, uint64_t held, uint64_t asked)
 {
@@ -29,9 +57,11 @@ static bool fits_quota(const struct kvs_tenant *tenant, uint64_t held, uint64_t 
 }
 
 /* What can be told without changing anything; at_quota: it is the quota that refuses. What nobody
- * uses counts as room, though a part of it may have children that are used and stay. */
+ * uses counts as room, though a part of it may have children that are used and stay. sequence: NULL
+ * for a load. */
 static enum kv_status check_request(const struct kvs_engine *engine, const struct kvs_root *root,
-    const struct kvs_new_segment *segments, uint32_t count, uint64_t *bytes, bool *at_quota)
+    const struct kvs_sequence *sequence, const struct kvs_new_segment *segments, uint32_t count,
+    uint64_t *bytes, bool *at_quota)
 {
 	const struct kvs_tenant *tenant = root->account;
 	const uint64_t held = engine->state_bytes[KVS_RESERVED] + engine->state_bytes[KVS_QUARANTINED] +
@@ -54,6 +84,7 @@ static enum kv_status check_request(const struct kvs_engine *engine, const struc
 		    &root->model->layout, segment->kind, segment->start, segment->tokens, &part));
 		if (!kv_add_u64(*bytes, part, bytes)) *bytes = UINT64_MAX;
 	}
+	if (sequence) KV_TRY(never_fits(engine, tenant, own_bytes(sequence), *bytes, at_quota));
 	/* Nothing is evicted for what cannot succeed. */
 	if (held > engine->pool.limit || *bytes > engine->pool.limit - held)
 		return no_room(engine, *bytes);
@@ -69,7 +100,7 @@ enum kv_status kvs_reserve_check(struct kvs_engine *engine, uint32_t peer, uint6
 	bool at_quota;
 
 	KV_TRY(kvs_sequence_require(engine, peer, sequence, &found));
-	KV_TRY(check_request(engine, found->root, segments, count, &asked, &at_quota));
+	KV_TRY(check_request(engine, found->root, found, segments, count, &asked, &at_quota));
 	*bytes = asked;
 	return KV_OK;
 }
@@ -188,7 +219,8 @@ enum kv_status kvs_reserve(struct kvs_engine *engine, uint32_t peer, uint64_t se
 	reservation.owner = kvs_region_owner(engine, reservation.root);
 	engine->counters.reserves++;
 	KV_TRY_GOTO(status,
-	    check_request(engine, reservation.root, segments, count, &reservation.bytes, &at_quota),
+	    check_request(engine, reservation.root, reservation.sequence, segments, count,
+	        &reservation.bytes, &at_quota),
 	    refused);
 	KV_TRY_GOTO(status, make_quota(&reservation, &at_quota), refused);
 	for (uint32_t i = 0; i < count; i++)
@@ -219,7 +251,7 @@ enum kv_status kvs_reserve_load(struct kvs_engine *engine, struct kvs_root *root
 	    .engine = engine, .root = root, .owner = kvs_region_owner(engine, root), .may_grow = true};
 	bool at_quota = false;
 
-	KV_TRY(check_request(engine, root, shape, 1, &reservation.bytes, &at_quota));
+	KV_TRY(check_request(engine, root, NULL, shape, 1, &reservation.bytes, &at_quota));
 	KV_TRY(make_quota(&reservation, &at_quota));
 	return make_segment(&reservation, shape, segment);
 }

@@ -342,7 +342,8 @@ void kvs_peer_respond_error(struct kvs_peer *peer, uint64_t id, enum kv_status s
 	for (char *at = message; *at; at++)
 		if ((unsigned char)*at < 0x20 || (unsigned char)*at > 0x7e) *at = ' ';
 	response.id = id;
-	response.status = (uint32_t)status;
+	response.never = status == KV_TOO_LARGE;
+	response.status = (uint32_t)(response.never ? KV_LIMIT : status);
 	response.message = message;
 	kv_metrics_add(peer->server->metrics, KVS_REQUESTS_FAILED, 1);
 	kvs_peer_respond(peer, &response, false);

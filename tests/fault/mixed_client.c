@@ -217,7 +217,7 @@ static enum kv_status read_all(
 static bool fine(struct client *client, const char *what, enum kv_status status)
 {
 	if (status == KV_OK) return true;
-	if (status == KV_LIMIT)
+	if (status == KV_LIMIT || status == KV_TOO_LARGE)
 		client->tally->full++;
 	else
 		mixed_error(client->tally, what, kv_error_message());

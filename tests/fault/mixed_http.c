@@ -41,7 +41,7 @@ static void judge(struct mixed_tally *tally, const struct serve_reply *reply)
 
 	if (reply->code == 200 && !broken)
 		tally->answers++;
-	else if (strstr(reply->body, "store_full"))
+	else if (strstr(reply->body, "store_full") || strstr(reply->body, "store_too_small"))
 		tally->answers_full++;
 	else
 		mixed_error(tally, "answer", reply->body);

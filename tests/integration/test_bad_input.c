@@ -792,11 +792,11 @@ static void other_layouts_side_by_side(void **state)
 	free(prompt);
 }
 
-static void a_full_store(void **state)
+static void a_store_that_is_too_small(void **state)
 {
 	const char *const arguments[] = {GENERATE, "--store", store.address, NULL};
 	const char *const serving[] = {"--store", store.address, NULL};
-	const char *const named[] = {"the store is full", "1048576", "raise the store's memory"};
+	const char *const named[] = {"the store is too small", "1048576", "raise the store's --memory"};
 	int32_t *prompt = trial_prompt(&trial, 0, PROMPT);
 	char *ids = trial_ids(prompt, PROMPT, " ");
 	char *body = trial_body(prompt, PROMPT, 4, ""), *small = trial_body(prompt, 100, 4, "");
@@ -807,9 +807,9 @@ static void a_full_store(void **state)
 	check_input(arguments, ids, 1, named);
 	trial_serve(&worker, &trial, serving);
 	assert_true(serve_ask(&worker, "POST", "/v1/completions", body, &reply));
-	assert_int_equal(reply.code, 503);
-	assert_non_null(strstr(reply.body, "store_full"));
-	assert_non_null(strstr(reply.body, "the store is full"));
+	assert_int_equal(reply.code, 400);
+	assert_non_null(strstr(reply.body, "store_too_small"));
+	assert_non_null(strstr(reply.body, "the store is too small"));
 	serve_reply_deinit(&reply);
 	/* What fits is answered still. */
 	json_decref(trial_ask(&worker, small));
@@ -882,7 +882,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(stores_of_another_kind, begin, end),
 	    cmocka_unit_test_setup_teardown(a_forged_layout, begin, end),
 	    cmocka_unit_test_setup_teardown(other_layouts_side_by_side, begin, end),
-	    cmocka_unit_test_setup_teardown(a_full_store, begin, end),
+	    cmocka_unit_test_setup_teardown(a_store_that_is_too_small, begin, end),
 	    cmocka_unit_test_setup_teardown(a_large_segment, begin, end),
 	};
 

@@ -356,22 +356,25 @@ static void what_fits_passes_what_does_not(void **state)
 	free(text);
 }
 
-/* What never fits is told so, and what fits goes on beside it. */
+/* What never fits is told so at once, and what fits goes on beside it. */
 static void what_never_fits_is_refused(void **state)
 {
-	struct serve_call calls[2];
-	struct serve_reply replies[2];
+	struct serve_call running, call;
+	struct serve_reply reply;
 
 	(void)state;
 	start_with_store("1MiB");
-	open_call(&calls[0], 1, 100, "\"max_tokens\":200");
-	open_call(&calls[1], 2, 2000, "\"max_tokens\":20");
-	finish_calls(calls, replies, 2);
-	assert_int_equal(replies[0].code, 200);
-	assert_int_equal(replies[1].code, 503);
-	assert_non_null(strstr(replies[1].body, "store_full"));
-	serve_reply_deinit(&replies[0]);
-	serve_reply_deinit(&replies[1]);
+	open_call(&running, 1, 100, "\"max_tokens\":600,\"stream\":true");
+	assert_true(serve_call_tokens(&running, 1));
+	open_call(&call, 2, 2000, "\"max_tokens\":20");
+	assert_true(serve_call_finish(&call, &reply));
+	assert_false(serve_call_ended(&running));
+	assert_int_equal(reply.code, 400);
+	assert_non_null(strstr(reply.body, "\"store_too_small\""));
+	assert_non_null(strstr(reply.body, "a prompt of 2000 tokens"));
+	assert_non_null(strstr(reply.body, "its limit is 1048576: raise the store's --memory"));
+	serve_reply_deinit(&reply);
+	serve_call_close(&running);
 }
 
 int main(void)

@@ -468,7 +468,7 @@ static void test_no_room(void **state)
 
 	(void)state;
 	assert_ok(kvc_sequence_open(store, &request, &sequence));
-	assert_int_equal(kvc_reserve(sequence, huge, 2, out), KV_LIMIT);
+	assert_int_equal(kvc_reserve(sequence, huge, 2, out), KV_TOO_LARGE);
 	print_message("refused: %s\n", kv_error_message());
 	assert_ok(kvc_sequence_check(sequence));
 	kvc_sequence_close(sequence, 0);

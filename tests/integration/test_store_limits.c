@@ -98,7 +98,7 @@ static void test_refused_makes_no_memory(void **state)
 	start(arguments);
 	store = test_connect(&fixture, "a");
 	assert_ok(test_open(store, NULL, 1, &sequence));
-	assert_int_equal(test_write(store, sequence, 1), KV_LIMIT);
+	assert_int_equal(test_write(store, sequence, 1), KV_TOO_LARGE);
 	kvc_sequence_close(sequence, 0);
 	kvc_close(store);
 	/* The one that is always kept ahead. */

@@ -367,7 +367,7 @@ static void reserve(struct sim *sim)
 	status = kvs_reserve(sim->engine, slot_of(sim, sequence), sequence->handle, write->shapes,
 	    write->count, write->ids);
 	if (sim_disarm(sim, status)) return;
-	if (status == KV_LIMIT) {
+	if (status == KV_LIMIT || status == KV_TOO_LARGE) {
 		SIM_REQUIRE(sim, sim->memory_short || sim->world.refuse_regions || sim->only_tenant >= 0,
 		    "reserve: %s", kv_error_message());
 		sim->counts.refused++;

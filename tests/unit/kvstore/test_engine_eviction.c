@@ -109,8 +109,8 @@ static void test_leased_stay_and_refusal_says_why(void **state)
 	store_fill(&store, peer, sequence, two, 2);
 	leased = store_entry(&store, sequence, 1);
 	/* What cannot succeed evicts nothing, and says what is there. */
-	assert_fails(reserve(&store, peer, sequence, 9, 8), KV_LIMIT,
-	    "3456 bytes are asked for; of the limit of 4096");
+	assert_fails(reserve(&store, peer, sequence, 9, 8), KV_TOO_LARGE,
+	    "3456 bytes are asked for beside 960 of the same sequence, its limit is 4096");
 	assert_true(store_has(&store, cached));
 	assert_int_equal(store_statistics(&store).evictions, 0);
 	assert_int_equal(store_statistics(&store).reserve_failures, 1);

@@ -353,7 +353,7 @@ static bool reserve(struct world *world, struct live *sequence,
 	enum kv_status status = kvs_reserve(
 	    world->store.engine, world->peers[sequence->peer], sequence->handle, shapes, count, ids);
 
-	if (status == KV_LIMIT)
+	if (status == KV_LIMIT || status == KV_TOO_LARGE)
 		assert_true(world->evicts);
 	else
 		assert_ok(status);

@@ -155,6 +155,34 @@ static void test_refused_below_what_is_used(void **state)
 	store_stop(&store);
 }
 
+/* What would not fit beside its own if all others ended is another refusal, and the quota's. */
+static void test_what_never_fits_the_quota(void **state)
+{
+	const struct kvs_new_segment shapes[] = {
+	    {0, 8, KVW_PLAIN, KVW_EXACT}, {8, 8, KVW_PLAIN, KVW_EXACT}};
+	struct store store;
+	uint64_t sequence, ids[2];
+	uint32_t peer;
+
+	(void)state;
+	start(&store, (struct kvs_options){.tenant_quota = 2 * SEGMENT});
+	peer = store_peer_of(&store, "a", "t", 1);
+	numbers(tokens, 16, 0);
+	sequence = store_open(&store, peer, NULL, tokens, 16, NULL, 0).sequence;
+	assert_ok(kvs_reserve(store.engine, peer, sequence, shapes, 1, ids));
+	/* What is reserved may be given up, what is in its list may not. */
+	assert_fails(
+	    kvs_reserve(store.engine, peer, sequence, shapes, 2, ids), KV_LIMIT, "at its quota");
+	assert_ok(store_commit(&store, peer, sequence, ids, 1, NULL, 0, NULL, 0));
+	assert_fails(kvs_reserve(store.engine, peer, sequence, shapes, 2, ids), KV_TOO_LARGE,
+	    "the quota of tenant t is too small: 768 bytes are asked for beside 384");
+	assert_int_equal(info_of(&store, "t").refusals, 2);
+	assert_int_equal(store_statistics(&store).quota_refusals, 2);
+	assert_int_equal(store_statistics(&store).reserve_failures, 2);
+	assert_sound(&store);
+	store_stop(&store);
+}
+
 /* The check says what a reservation would, and leaves no trace. */
 static void test_check_changes_nothing(void **state)
 {
@@ -171,8 +199,8 @@ static void test_check_changes_nothing(void **state)
 	store_one(&store, peer, 100);
 	sequence = store_open(&store, peer, NULL, tokens, 8, NULL, 0).sequence;
 	before = store_statistics(&store);
-	assert_fails(kvs_reserve_check(store.engine, peer, sequence, shapes, 2, &bytes), KV_LIMIT,
-	    "tenant t is at its quota");
+	assert_fails(kvs_reserve_check(store.engine, peer, sequence, shapes, 2, &bytes), KV_TOO_LARGE,
+	    "the quota of tenant t is too small");
 	assert_fails(kvs_reserve_check(store.engine, peer, sequence + 1, shapes, 1, &bytes),
 	    KV_NOT_FOUND, "holds no sequence");
 	assert_int_equal(bytes, 7);
@@ -325,6 +353,7 @@ int main(void)
 	    cmocka_unit_test(test_only_its_own),
 	    cmocka_unit_test(test_refused_at_quota),
 	    cmocka_unit_test(test_refused_below_what_is_used),
+	    cmocka_unit_test(test_what_never_fits_the_quota),
 	    cmocka_unit_test(test_check_changes_nothing),
 	    cmocka_unit_test(test_a_scan_keeps_what_is_used),
 	    cmocka_unit_test(test_what_comes_back_stays),

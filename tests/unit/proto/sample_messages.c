@@ -306,6 +306,7 @@ Kv__Response *sample_response(int index)
 	kv__response__init(&response);
 	response.id = 7;
 	response.status = KV_LIMIT;
+	response.never = 1;
 	response.message = "the store is full: free 3 segments or raise --memory";
 	response.n_new_regions = 1;
 	response.new_regions = new_regions;

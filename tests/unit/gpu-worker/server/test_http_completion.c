@@ -305,6 +305,7 @@ static void statuses(void **state)
 	    {KV_TIMEOUT, 503, 503},
 	    {KV_CANCELLED, 503, 503},
 	    {KV_DRAINING, 503, 503},
+	    {KV_TOO_LARGE, 400, 400},
 	    {KV_NO_MEMORY, 500, 503},
 	    {KV_IO, 500, 500},
 	    {KV_CORRUPT, 500, 500},
