@@ -78,6 +78,8 @@ void gw_engine_finish(
 		else if (status != KV_OK && !(request->cancelled && !engine->stopping))
 			gw_session_keep(request->session);
 		result->report = gw_session_report(request->session);
+		json_object_set_new(
+		    result->report, "prefix_hit_tokens", json_integer(request->times.found_tokens));
 		engine->options.hooks.finished(
 		    engine->options.hooks.context, gw_session_sequence(request->session), status != KV_OK);
 		gw_session_close(request->session);

@@ -59,12 +59,14 @@ void gw_times_update(struct gw_engine_request *request)
 	sequence = gw_session_sequence(request->session);
 	work = work_of(gw_sequence_report(sequence));
 	times->prompt_tokens = gw_sequence_prompt_tokens(sequence);
-	times->found_tokens = gw_sequence_prefix_hit(sequence);
 	gw_session_tokens(request->session, &times->tokens);
-	if (times->ready_ns == 0)
-		times->prompt = work;
-	else
+	if (times->ready_ns > 0) {
 		times->answer = without(&work, &times->prompt);
+		return;
+	}
+	times->prompt = work;
+	/* What an answer that was put back finds is its own. */
+	times->found_tokens = gw_sequence_prefix_hit(sequence);
 }
 
 bool gw_times_unit(struct gw_engine_request *request, uint64_t unit_ns, uint64_t *layer_ns)

@@ -114,6 +114,14 @@ static json_int_t found_in(const struct serve_reply *reply)
 	    json_object_get(json_object_get(reply->json, "clusterkv"), "prefix_hit_tokens"));
 }
 
+static json_int_t cached_in(const struct serve_reply *reply)
+{
+	const json_t *usage = json_object_get(reply->json, "usage");
+
+	return json_integer_value(
+	    json_object_get(json_object_get(usage, "prompt_tokens_details"), "cached_tokens"));
+}
+
 /* What another one is about to store is not computed twice. */
 static void the_same_prompt_waits_and_is_found(void **state)
 {
@@ -216,15 +224,20 @@ static long metric(const char *name)
 	return value;
 }
 
-/* Figures are told four times a second. What waited or was put back is counted once all the same.
- */
-static void assert_counted(uint32_t answers, uint32_t prompt, uint32_t tokens)
+/* Figures are told four times a second. */
+static void wait_until_counted(uint32_t answers)
 {
-	const struct timespec nap = {0, 100000000};
+	const struct timespec nap = {0, 50000000};
 
-	for (int i = 0; i < 100 && metric("clusterkv_worker_requests_total") < (long)answers; i++)
+	for (int i = 0; i < 200 && metric("clusterkv_worker_requests_total") < (long)answers; i++)
 		nanosleep(&nap, NULL);
 	assert_int_equal(metric("clusterkv_worker_requests_total"), answers);
+}
+
+/* What waited or was put back is counted once. */
+static void assert_counted(uint32_t answers, uint32_t prompt, uint32_t tokens)
+{
+	wait_until_counted(answers);
 	assert_int_equal(metric("clusterkv_worker_prompt_tokens_total"), answers * prompt);
 	assert_int_equal(metric("clusterkv_worker_decode_tokens_total"), answers * tokens);
 }
@@ -318,6 +331,28 @@ static void answers_that_do_not_fit_together_are_put_back(void **state)
 	assert_true(metric("clusterkv_worker_put_back_total") > 0);
 }
 
+/* What an answer that was put back finds is its own: none of what was stored when it was asked for.
+ */
+static void what_was_put_back_has_found_nothing(void **state)
+{
+	struct serve_reply replies[2];
+	struct serve_call calls[2];
+
+	(void)state;
+	start_with_store("1MiB");
+	open_call(&calls[0], 1, 100, "\"max_tokens\":260");
+	open_call(&calls[1], 2, 600, "\"max_tokens\":200");
+	finish_calls(calls, replies, 2);
+	wait_until_counted(2);
+	assert_true(metric("clusterkv_worker_put_back_total") > 0);
+	for (int i = 0; i < 2; i++) {
+		text_of(&replies[i]);
+		assert_int_equal(found_in(&replies[i]), 0);
+		assert_int_equal(cached_in(&replies[i]), 0);
+		serve_reply_deinit(&replies[i]);
+	}
+}
+
 static char *streamed_text(struct serve_call *call)
 {
 	struct serve_stream stream;
@@ -386,6 +421,7 @@ int main(void)
 	    cmocka_unit_test_teardown(who_lacks_memory_is_passed_by_sixteen, stop),
 	    cmocka_unit_test_teardown(prompts_that_do_not_fit_together_wait, stop_both),
 	    cmocka_unit_test_teardown(answers_that_do_not_fit_together_are_put_back, stop_both),
+	    cmocka_unit_test_teardown(what_was_put_back_has_found_nothing, stop_both),
 	    cmocka_unit_test_teardown(what_fits_passes_what_does_not, stop_both),
 	    cmocka_unit_test_teardown(what_never_fits_is_refused, stop_both),
 	};
