@@ -132,8 +132,25 @@ static void get_marks(const uint8_t *header, struct kvs_disk_marks *marks)
 	marks->all = load32(header + AT_ALL);
 }
 
+/* Whether this is the checksum of so many tokens; false, too, when there is no room to know. */
+static bool is_sum(
+    struct kvs_disk_sums *sums, const uint32_t *tokens, uint32_t length, uint32_t checksum)
+{
+	uint32_t at = 0;
+
+	while (at < sums->count && sums->lengths[at] != length)
+		at++;
+	if (at == KVS_DISK_SUMS) return false;
+	if (at == sums->count) {
+		sums->lengths[at] = length;
+		sums->sums[at] = tokens_checksum(0, tokens, length);
+		sums->count++;
+	}
+	return sums->sums[at] == checksum;
+}
+
 uint32_t kvs_disk_common(const struct kvs_disk_marks *segment, const struct kvs_disk_marks *prompt,
-    const uint32_t *tokens)
+    const uint32_t *tokens, struct kvs_disk_sums *sums)
 {
 	uint32_t common = 0, length = KVS_DISK_FIRST_STEP;
 	uint32_t limit = segment->tokens < prompt->tokens ? segment->tokens : prompt->tokens;
@@ -143,7 +160,7 @@ uint32_t kvs_disk_common(const struct kvs_disk_marks *segment, const struct kvs_
 		common = length;
 	}
 	/* All steps are the same: are all tokens? */
-	if (segment->tokens == limit && tokens_checksum(0, tokens, limit) == segment->all)
+	if (common < limit && segment->tokens == limit && is_sum(sums, tokens, limit, segment->all))
 		common = limit;
 	return common;
 }

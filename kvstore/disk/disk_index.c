@@ -105,12 +105,32 @@ static void leave_family(struct kvs_disk_index *index, struct entry *entry)
 	kv_free(index->allocator, family);
 }
 
+uint32_t kvs_disk_index_longest(
+    const struct kvs_disk_index *index, const struct kvs_disk_marks *prompt)
+{
+	const struct family *family = find_family(index, prompt->parent);
+	uint32_t longest = 0, looked_at = 0;
+	struct kv_list *node;
+
+	if (!family) return 0;
+	KV_LIST_EACH(node, &family->members)
+	{
+		const struct entry *entry = KV_CONTAINER_OF(node, struct entry, sibling);
+
+		if (looked_at++ == FAMILY_LOOKED_AT) break;
+		if (entry->marks.start == prompt->start && entry->marks.tokens > longest)
+			longest = entry->marks.tokens;
+	}
+	return longest;
+}
+
 uint32_t kvs_disk_index_closest(const struct kvs_disk_index *index,
     const struct kvs_disk_marks *prompt, const uint32_t *tokens, uint8_t key[KVW_KEY_BYTES],
     struct kvs_disk_marks *marks)
 {
 	const struct family *family = find_family(index, prompt->parent);
 	const struct entry *closest = NULL;
+	struct kvs_disk_sums sums = {0};
 	uint32_t most = 0, looked_at = 0;
 	struct kv_list *node;
 
@@ -121,8 +141,8 @@ uint32_t kvs_disk_index_closest(const struct kvs_disk_index *index,
 		uint32_t common;
 
 		if (looked_at++ == FAMILY_LOOKED_AT) break;
-		if (entry->marks.start != prompt->start) continue;
-		common = kvs_disk_common(&entry->marks, prompt, tokens);
+		if (entry->marks.start != prompt->start || entry->marks.tokens <= most) continue;
+		common = kvs_disk_common(&entry->marks, prompt, tokens, &sums);
 		if (common <= most) continue;
 		most = common;
 		closest = entry;

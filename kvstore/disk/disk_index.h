@@ -40,6 +40,11 @@ void kvs_disk_index_clear(struct kvs_disk_index *index);
 /* Put those that were added with an earlier `used` before the others. */
 enum kv_status kvs_disk_index_sort(struct kvs_disk_index *index);
 
+/* Tokens of the longest file that kvs_disk_index_closest would look at, 0: there is none. Of
+ * `prompt` only parent and start are looked at. */
+uint32_t kvs_disk_index_longest(
+    const struct kvs_disk_index *index, const struct kvs_disk_marks *prompt);
+
 /* Of the files with the same parent and start as the rest of a prompt, that which has the most
  * tokens in common with it, by kvs_disk_common; of several the last to have been used. How many
  * those are, 0: none (then nothing else is set). Some of very many are not looked at. */

@@ -263,25 +263,36 @@ static bool read_target(struct kvs_load *load)
 
 /* ---- pieces ---- */
 
+/* The marks of so many tokens behind those that were reached. */
+static bool mark_rest(const struct kvs_load *load, uint32_t tokens, struct kvs_disk_marks *marks)
+{
+	const struct kvs_wanted rest = {.start = load->reached,
+	    .tokens = tokens,
+	    .kind = KVW_PLAIN,
+	    .token_ids = load->open.prompt + load->reached};
+	struct kvs_saved saved;
+
+	return kvs_wanted_show(engine_of(load), load->peer->slot, &rest, parent_key(load), &saved) ==
+	           KV_OK &&
+	       kvs_disk_marks(&saved, marks) == KV_OK;
+}
+
 /* The file that has the most of the rest of the prompt. How many tokens those are; 0 where reading
- * it would cost more than it saves. */
+ * it would cost more than it saves. No more of the rest is summed up than a file can have. */
 static uint32_t closest_file(
     const struct kvs_load *load, uint8_t key[KVW_KEY_BYTES], struct kvs_disk_marks *marks)
 {
-	const uint32_t left = load->open.prompt_tokens - load->reached;
-	const struct kvs_wanted rest = {.start = load->reached,
-	    .tokens = left < KVW_MAX_SEGMENT_TOKENS ? left : KVW_MAX_SEGMENT_TOKENS,
-	    .kind = KVW_PLAIN,
-	    .token_ids = load->open.prompt + load->reached};
+	const uint32_t *rest = load->open.prompt + load->reached;
+	const struct kvs_disk_index *index = load->disk->index;
 	struct kvs_disk_marks prompt;
-	struct kvs_saved saved;
-	uint32_t common;
+	uint32_t common, tokens;
 
-	if (kvs_wanted_show(engine_of(load), load->peer->slot, &rest, parent_key(load), &saved) !=
-	        KV_OK ||
-	    kvs_disk_marks(&saved, &prompt) != KV_OK)
-		return 0;
-	common = kvs_disk_index_closest(load->disk->index, &prompt, rest.token_ids, key, marks);
+	if (!mark_rest(load, 1, &prompt)) return 0;
+	tokens = kvs_disk_index_longest(index, &prompt);
+	if (tokens > load->open.prompt_tokens - load->reached)
+		tokens = load->open.prompt_tokens - load->reached;
+	if (!tokens || !mark_rest(load, tokens, &prompt)) return 0;
+	common = kvs_disk_index_closest(index, &prompt, rest, key, marks);
 	return common && common >= marks->tokens / KVS_DISK_WORTH ? common : 0;
 }
 

@@ -47,6 +47,7 @@ static void check(const uint8_t *front, size_t length, const struct kvs_disk_hea
 	static uint32_t token_ids[KVW_MAX_SEGMENT_TOKENS], checksums[KVW_MAX_LAYERS];
 	uint64_t front_bytes = 0, file_bytes = 0;
 	struct kvs_saved saved = saved_of(header, token_ids);
+	struct kvs_disk_sums sums = {0};
 
 	require(header->tokens > 0 && header->tokens <= KVW_MAX_SEGMENT_TOKENS, "tokens");
 	require(header->layout.layers > 0 && header->layout.layers <= KVW_MAX_LAYERS, "layers");
@@ -55,7 +56,7 @@ static void check(const uint8_t *front, size_t length, const struct kvs_disk_hea
 	require(front_bytes == header->front_bytes && file_bytes == header->file_bytes, "sizes differ");
 	require(front_bytes <= KVS_DISK_MAX_FRONT, "the front is too long");
 	(void)kvs_disk_match(front, length, header, &saved, header->key, checksums);
-	require(kvs_disk_common(&header->marks, &header->marks, token_ids) <= header->tokens,
+	require(kvs_disk_common(&header->marks, &header->marks, token_ids, &sums) <= header->tokens,
 	    "more in common than there is");
 	if (length >= front_bytes && kvs_disk_tokens(front, length, header, token_ids) == KV_OK) {
 		struct kvs_disk_marks marks;
