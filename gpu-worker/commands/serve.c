@@ -68,6 +68,13 @@ static int is_connected(void *context)
 	return serving->worker.store == NULL || kvc_connected(serving->worker.store);
 }
 
+static int is_drained(void *context)
+{
+	struct serving *serving = context;
+
+	return serving->worker.store != NULL && kvc_draining(serving->worker.store);
+}
+
 static void count_finished(void *context, const struct gw_sequence *sequence, int failed)
 {
 	struct serving *serving = context;
@@ -147,6 +154,11 @@ static void on_state(struct serving *serving, const struct gw_engine_event *even
 		kv_info("serve", "ready");
 		kv_sd_status(serving->notify, "serving %s on %s", serving->worker.model_name,
 		    gw_http_server_address(serving->server));
+		tell_ready(serving);
+		break;
+	case GW_ENGINE_DRAINED:
+		kv_warning("serve", "the store is being drained: what is begun goes on, and resumes");
+		kv_sd_status(serving->notify, "the store is being drained");
 		tell_ready(serving);
 		break;
 	case GW_ENGINE_FAILED:
@@ -249,6 +261,7 @@ static enum kv_status open_engine(struct serving *serving)
 	options.hooks.connect = connect_worker;
 	options.hooks.disconnect = disconnect_worker;
 	options.hooks.connected = is_connected;
+	options.hooks.drained = is_drained;
 	options.hooks.finished = count_finished;
 	options.hooks.put_back = count_put_back;
 	options.hooks.postponed = count_postponed;

@@ -22,6 +22,7 @@ enum gw_engine_state {
 	GW_ENGINE_STARTING, /* before the first attempt to reach the store */
 	GW_ENGINE_WAITING,  /* the store cannot be reached; tried again */
 	GW_ENGINE_READY,
+	GW_ENGINE_DRAINED, /* the store takes in nothing new; what is begun goes on, also as a resume */
 	GW_ENGINE_FAILED, /* the store cannot be used, and trying again will not help */
 	GW_ENGINE_ENDED   /* after gw_engine_stop: the last event of all */
 };
@@ -81,6 +82,7 @@ struct gw_engine_hooks {
 	enum kv_status (*connect)(void *context, struct gw_pipeline **pipeline);
 	void (*disconnect)(void *context);
 	int (*connected)(void *context);
+	int (*drained)(void *context); /* of one that is connected */
 	/* A sequence ends; then, every 250 ms and at the end: `count` that run, `open` behind them
 	 * whose prompts are open, and what the longest unit of a prompt took so far. */
 	void (*finished)(void *context, const struct gw_sequence *sequence, int failed);

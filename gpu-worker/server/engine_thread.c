@@ -82,10 +82,12 @@ static void reach_store(struct gw_engine *engine)
 
 	if (engine->pipeline != NULL) {
 		/* Once there, the store client reconnects by itself. */
-		if (hooks->connected(hooks->context))
-			gw_engine_tell_state(engine, GW_ENGINE_READY, "");
-		else
+		if (!hooks->connected(hooks->context))
 			gw_engine_tell_state(engine, GW_ENGINE_WAITING, "the connection to the store is lost");
+		else if (hooks->drained(hooks->context))
+			gw_engine_tell_state(engine, GW_ENGINE_DRAINED, "the store takes in nothing new");
+		else
+			gw_engine_tell_state(engine, GW_ENGINE_READY, "");
 		return;
 	}
 	if (engine->state == GW_ENGINE_FAILED || kv_now_ms() < engine->connect_ms) return;

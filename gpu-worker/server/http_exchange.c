@@ -253,6 +253,7 @@ static void put_health(struct gw_exchange *exchange)
 	const char *word = server->draining                     ? "stopping"
 	                   : server->state == GW_ENGINE_READY   ? "ok"
 	                   : server->state == GW_ENGINE_WAITING ? "waiting for the store"
+	                   : server->state == GW_ENGINE_DRAINED ? "the store is being drained"
 	                   : server->state == GW_ENGINE_FAILED  ? "failed"
 	                                                        : "starting";
 

@@ -205,6 +205,16 @@ uint64_t kvc_channel_session(const struct kvc_channel *channel)
 	return atomic_load_explicit(&channel->session, memory_order_acquire);
 }
 
+int kvc_channel_draining(struct kvc_channel *channel)
+{
+	int draining;
+
+	pthread_mutex_lock(&channel->lock);
+	draining = channel->draining;
+	pthread_mutex_unlock(&channel->lock);
+	return draining;
+}
+
 int kvc_channel_alive(struct kvc_channel *channel)
 {
 	int alive;

@@ -49,6 +49,8 @@ uint64_t kvc_channel_session(const struct kvc_channel *channel);
 
 /* 1 while the session stands and the control page shows its lease. Any thread. */
 int kvc_channel_alive(struct kvc_channel *channel);
+/* 1 when the store said last that it takes in nothing new. Any thread. */
+int kvc_channel_draining(struct kvc_channel *channel);
 
 /* Has this session ended, or does it within `wait_ms`? A store that stops takes its memory away a
  * moment before its connections. */

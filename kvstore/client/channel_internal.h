@@ -94,6 +94,7 @@ struct kvc_channel {
 	struct kvc_counter counters[KVC_MAX_COUNTERS];
 	uint32_t counter_count;
 	bool counters_new;
+	bool draining; /* as the store said last */
 	char lanes[64];
 	uint32_t attempts; /* since the last session, or since creation */
 	enum kv_status attempt_status;

@@ -296,6 +296,7 @@ static enum kv_status take_frame(struct kvc_channel *channel, const struct kv_fr
 	KV_TRY(kv_codec_response_unpack(channel->allocator, frame->payload, frame->length, &response));
 	pthread_mutex_lock(&channel->lock);
 	channel->heard_ms = kv_now_ms();
+	channel->draining = response->draining;
 	status = KV_OK;
 	/* The lease has lapsed, whatever was asked. Regions that are gone by now may be read here until
 	 * the lease word is looked at: they stay mapped as long as this session does. */

@@ -361,6 +361,11 @@ static int remote_connected(struct kvc_store *store)
 	return kvc_channel_alive(kvc_remote_of(store)->channel);
 }
 
+static int remote_draining(struct kvc_store *store)
+{
+	return kvc_channel_draining(kvc_remote_of(store)->channel);
+}
+
 static uint64_t remote_generation(struct kvc_store *store)
 {
 	return kvc_remote_of(store)->current->generation;
@@ -398,6 +403,7 @@ static void remote_destroy(struct kvc_store *base)
 static const struct kvc_backend remote_backend = {
     .destroy = remote_destroy,
     .connected = remote_connected,
+    .draining = remote_draining,
     .generation = remote_generation,
     .transport = remote_transport,
     .lanes = remote_lanes,

@@ -79,6 +79,11 @@ int kvc_connected(struct kvc_store *store)
 	return store->backend->connected(store);
 }
 
+int kvc_draining(struct kvc_store *store)
+{
+	return store->backend->draining ? store->backend->draining(store) : 0;
+}
+
 uint64_t kvc_generation(struct kvc_store *store)
 {
 	return store->backend->generation(store);

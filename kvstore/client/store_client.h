@@ -66,6 +66,9 @@ void kvc_close(struct kvc_store *store);
 
 /* 1 while the connection stands and the lease holds. Any thread. */
 int kvc_connected(struct kvc_store *store);
+/* 1 when the store said last that it takes in no new sequences (a heartbeat ago at most); those
+ * that are open go on, and others can be resumed. Any thread. */
+int kvc_draining(struct kvc_store *store);
 uint64_t kvc_generation(struct kvc_store *store);
 const char *kvc_transport(struct kvc_store *store); /* "ucx", "map", "stream", "local" */
 const char *kvc_lanes(struct kvc_store *store);     /* e.g. "posix/rkey_ptr", "memfd", "process" */

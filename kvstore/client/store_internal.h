@@ -94,6 +94,7 @@ struct kvc_commit {
 struct kvc_backend {
 	void (*destroy)(struct kvc_store *store);
 	int (*connected)(struct kvc_store *store);
+	int (*draining)(struct kvc_store *store); /* NULL: never */
 	uint64_t (*generation)(struct kvc_store *store);
 	const char *(*transport)(struct kvc_store *store);
 	const char *(*lanes)(struct kvc_store *store);

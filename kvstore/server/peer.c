@@ -297,6 +297,7 @@ static enum kv_status queue_message(struct kvs_peer *peer, Kv__Response *respons
 		response->new_regions = news->pointers;
 		response->n_new_regions = news->count;
 	}
+	response->draining = peer->server->draining;
 	response->gone_regions = peer->gone;
 	response->n_gone_regions = peer->gone_count;
 	KV_TRY_GOTO(status, kv_codec_response_pack(allocator, response, &bytes, &length), out);

@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import sys
+import time
+import urllib.error
 import urllib.request
 
 TOP = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path.insert(0, os.path.join(TOP, "tests", "lib"))
-from processes import Processes, fetch, free_port, skip, wait_for
+from processes import Processes, fetch, free_port, post, skip, tell, wait_for
 
 CONFIG = os.path.join(TOP, "deploy", "routing", "haproxy.cfg")
 # An odd number: who takes turns would otherwise send each to the same worker again.
@@ -64,6 +66,33 @@ def check_stream(url):
         assert sorted(running) == [0, 1], f"running: {running}, expected one at one worker"
 
 
+def complete(url, body):
+    """What is answered, as text."""
+    try:
+        return json.dumps(post(url + "/v1/completions", body))
+    except urllib.error.HTTPError as error:
+        return error.read().decode()
+
+
+def check_drain(processes, url):
+    """While the store is drained no worker is sent anything new by its health, but each may say so
+    in its own words; a resume is theirs as well."""
+    new = {"prompt": "the in", "max_tokens": 2}
+
+    def health():
+        return fetch(f"http://{addresses[0]}/health")[0]
+
+    tell(processes.path("stats.sock"), "drain")
+    wait_for("the workers to say that the store is drained", lambda: health() == 503, 10)
+    time.sleep(3)  # until the proxy has looked twice
+    for body, code in ((new, "store_draining"), ({"resume": "nobody"}, "sequence_not_found")):
+        text = complete(url, body)
+        assert code in text, f"{body}: {text}"
+    tell(processes.path("stats.sock"), "drain off")
+    wait_for("the proxy to have workers again", lambda: "choices" in complete(url, new), 20)
+    time.sleep(2)  # all of them
+
+
 def check_loss(processes, url, before, headers_of):
     """worker-0 ends: its documents are found by the other, whose own stay."""
     Processes.end(processes.process("worker-0"), "worker-0")
@@ -97,4 +126,5 @@ if __name__ == "__main__":
         homes(proxy, lambda number: {"X-Prefix": f"document-{number}"})
         by_beginning = homes(proxy, lambda number: {})
         check_stream(proxy)
+        check_drain(started, proxy)
         check_loss(started, proxy, by_beginning, lambda number: {})

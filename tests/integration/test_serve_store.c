@@ -263,6 +263,53 @@ static void a_dead_workers_sequence_goes_on(void **state)
 	serve_fixture_wait(&worker);
 }
 
+static void expect_health(const struct serve_fixture *fixture, int code, const char *metric)
+{
+	struct serve_reply reply;
+
+	assert_true(serve_ask(fixture, "GET", "/health", NULL, &reply));
+	assert_int_equal(reply.code, code);
+	serve_reply_deinit(&reply);
+	assert_true(serve_ask(fixture, "GET", "/metrics", NULL, &reply));
+	assert_non_null(strstr(reply.body, metric));
+	serve_reply_deinit(&reply);
+}
+
+/* Nobody is to send it new requests; what it still takes it goes on taking. */
+static void a_store_that_is_drained_is_told(void **state)
+{
+	struct serve_call call;
+	struct serve_reply reply;
+	char answer[128];
+
+	(void)state;
+	assert_true(start_store());
+	assert_true(start_worker(&worker, "clusterkv", true));
+	assert_true(start_worker(&other, "clusterkv", true));
+	assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions",
+	    body_of(prompt, "\"max_tokens\":3000,\"stream\":true,\"sequence\":\"heir\"")));
+	assert_true(serve_call_read(&call, "\"tokens\":20}"));
+	assert_true(store_fixture_ask(&store, "drain", answer, sizeof answer));
+	assert_true(serve_wait_status(&worker, "the store is being drained"));
+	assert_true(serve_wait_status(&other, "the store is being drained"));
+	expect_health(&other, 503, "\nclusterkv_worker_ready 0\n");
+	assert_int_equal(ask(&other, body_of(prompt, "\"max_tokens\":4"), &reply), 503);
+	assert_non_null(strstr(reply.body, "store_draining"));
+	serve_reply_deinit(&reply);
+	serve_fixture_signal(&worker, SIGKILL);
+	serve_fixture_wait(&worker);
+	serve_call_close(&call);
+	for (int i = 0; i < 400 && ask(&other, "{\"resume\":\"heir\"}", &reply) == 409; i++) {
+		serve_reply_deinit(&reply);
+		store_fixture_sleep(20);
+	}
+	if (reply.code != 200) fail_msg("%d: %s", reply.code, reply.body);
+	serve_reply_deinit(&reply);
+	assert_true(store_fixture_ask(&store, "drain off", answer, sizeof answer));
+	assert_true(serve_wait_status(&other, "ok"));
+	expect_health(&other, 200, "\nclusterkv_worker_ready 1\n");
+}
+
 /* Long enough to be stopped in its middle. */
 #if defined(__SANITIZE_THREAD__)
 #define LONG_ANSWER 1500
@@ -357,6 +404,7 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(another_worker_finds_the_prompt, init, deinit),
 	    cmocka_unit_test_setup_teardown(a_lost_store_ends_answers_and_comes_back, init, deinit),
 	    cmocka_unit_test_setup_teardown(a_dead_workers_sequence_goes_on, init, deinit),
+	    cmocka_unit_test_setup_teardown(a_store_that_is_drained_is_told, init, deinit),
 	    cmocka_unit_test_setup_teardown(a_stopped_workers_sequence_goes_on, init, deinit),
 	    cmocka_unit_test_setup_teardown(what_cannot_be_resumed, init, deinit),
 	};

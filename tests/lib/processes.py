@@ -52,13 +52,18 @@ def post(url, body, seconds=60.0):
         return json.loads(answer.read())
 
 
-def evict_all(stats_socket):
-    """Have a store drop what nobody uses; what its stats socket says to it."""
+def tell(stats_socket, command):
+    """A command of a store's stats socket; what it says to it."""
     with socket.socket(socket.AF_UNIX) as stats:
         stats.settimeout(30)
         stats.connect(stats_socket)
-        stats.sendall(b"evict\n")
+        stats.sendall(command.encode() + b"\n")
         return stats.recv(4096).decode()
+
+
+def evict_all(stats_socket):
+    """Have a store drop what nobody uses."""
+    return tell(stats_socket, "evict")
 
 
 def free_port():

@@ -312,6 +312,7 @@ Kv__Response *sample_response(int index)
 	response.new_regions = new_regions;
 	response.n_gone_regions = 2;
 	response.gone_regions = regions;
+	response.draining = 1;
 	response.body_case = bodies[index];
 	fill_response(&response, segments);
 	return &response;
