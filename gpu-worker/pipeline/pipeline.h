@@ -86,6 +86,8 @@ void gw_sequence_close(struct gw_sequence *sequence, int keep);
 const char *gw_sequence_id(const struct gw_sequence *sequence);
 const int32_t *gw_sequence_tokens(const struct gw_sequence *sequence, uint32_t *count);
 uint32_t gw_sequence_prompt_tokens(const struct gw_sequence *sequence);
+/* Tokens of prompt and answer that it has room for. */
+uint32_t gw_sequence_capacity(const struct gw_sequence *sequence);
 /* Tokens of prompt and answer that were known when it was resumed; 0 for one that began here. */
 uint32_t gw_sequence_resumed_tokens(const struct gw_sequence *sequence);
 /* Prompt tokens whose KV was found and not computed. */

@@ -373,6 +373,11 @@ uint32_t gw_sequence_resumed_tokens(const struct gw_sequence *sequence)
 	return sequence->resumed_tokens;
 }
 
+uint32_t gw_sequence_capacity(const struct gw_sequence *sequence)
+{
+	return sequence->token_capacity;
+}
+
 uint32_t gw_sequence_prefix_hit(const struct gw_sequence *sequence)
 {
 	return sequence->prefix_hit;

@@ -20,12 +20,13 @@ struct gw_engine_request {
 	struct gw_engine_request *next; /* in the waiting queue */
 	struct gw_session *session;
 	bool cancelled;
-	bool begun_prompt;    /* the prompt's run has begun */
-	uint32_t prompt_left; /* tokens of the prompt that are to be computed */
-	uint64_t bytes;       /* gw_sequence_bytes, with a limit of them */
-	bool told_opened;     /* GW_EVENT_OPENED was sent */
-	bool stalled;         /* the store has no memory for what its next step needs */
-	bool put_back;        /* its sequence is in the store and nobody's, until it is resumed */
+	bool begun_prompt;                         /* the prompt's run has begun */
+	uint32_t prompt_left;                      /* tokens of the prompt that are to be computed */
+	uint64_t bytes;                            /* gw_sequence_bytes, with a limit of them */
+	uint32_t resumed_prompt, resumed_capacity; /* of a sequence that others began; 0: not known */
+	bool told_opened;                          /* GW_EVENT_OPENED was sent */
+	bool stalled;  /* the store has no memory for what its next step needs */
+	bool put_back; /* its sequence is in the store and nobody's, until it is resumed */
 	/* What finds no memory waits in the queue, by age, and those behind it may pass. */
 	bool lacks_memory;                     /* since it last had its first token, or ever */
 	uint32_t passes;                       /* how many younger ones have begun meanwhile */

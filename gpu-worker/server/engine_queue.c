@@ -55,14 +55,17 @@ void gw_queue_refuse(struct gw_engine *engine)
 
 static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_request *request)
 {
-	struct gw_engine_event event = {.kind = GW_EVENT_OPENED};
-	const struct gw_sequence *sequence;
-
 	/* A replay of what was answered already is part of answering. */
 	if (request->times.ready_ns == 0) request->times.begun_ns = kv_now_ns();
-	KV_TRY(gw_session_open(
-	    engine->pipeline, engine->options.tokenizer, &request->asked, &request->session));
-	sequence = gw_session_sequence(request->session);
+	return gw_session_open(
+	    engine->pipeline, engine->options.tokenizer, &request->asked, &request->session);
+}
+
+static void tell_opened(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	struct gw_engine_event event = {.kind = GW_EVENT_OPENED};
+	const struct gw_sequence *sequence = gw_session_sequence(request->session);
+
 	snprintf(event.text, sizeof event.text, "%s", gw_session_id(request->session));
 	event.text_length = (uint32_t)strlen(event.text);
 	event.prompt_tokens = gw_sequence_prompt_tokens(sequence);
@@ -70,7 +73,6 @@ static enum kv_status open_session(struct gw_engine *engine, struct gw_engine_re
 	if (request->times.ready_ns == 0) request->times.opened_ns = kv_now_ns();
 	if (!request->told_opened) gw_engine_tell(engine, request, &event);
 	request->told_opened = true;
-	return KV_OK;
 }
 
 static bool has_others(const struct gw_engine *engine)
@@ -90,8 +92,7 @@ static void insert(struct gw_engine *engine, struct gw_engine_request *request)
 	if (request->next == NULL) engine->last = request;
 }
 
-/* Close the session and have its request wait until somebody ends. What it is to go on with is in
- * `asked`. */
+/* Close the session and have its request wait. What it is to go on with is in `asked`. */
 static void wait_again(struct gw_engine *engine, struct gw_engine_request *request)
 {
 	/* The log's subject names the session. */
@@ -101,11 +102,18 @@ static void wait_again(struct gw_engine *engine, struct gw_engine_request *reque
 	request->begun_prompt = request->stalled = false;
 	request->told_layers = 0;
 	request->layer_ns = 0;
-	request->lacks_memory = request->held = true;
+	request->lacks_memory = true;
+	insert(engine, request);
+}
+
+/* The same, until somebody ends. */
+static void hold(struct gw_engine *engine, struct gw_engine_request *request)
+{
+	wait_again(engine, request);
+	request->held = true;
 	if (!has_others(engine)) request->refusals_alone++;
 	request->after_ends = engine->ends + 1;
 	request->retry_ms = kv_now_ms() + ((uint64_t)FIRST_RETRY_MS << request->refusals_alone) / 2;
-	insert(engine, request);
 }
 
 /* That ends: while it waits with others running, each refusal follows an end, those older than it
@@ -156,7 +164,7 @@ bool gw_queue_postpone(
 		}
 		gw_session_give_up(request->session);
 	}
-	wait_again(engine, request);
+	hold(engine, request);
 	/* What was put back before still is. */
 	request->put_back = request->asked.resume_id == request->sequence_id;
 	return true;
@@ -185,7 +193,7 @@ static bool put_back(struct gw_engine *engine, uint32_t index)
 	gw_session_tokens(request->session, &told);
 	/* Who resumed it may have more than it has come to. */
 	if (told > request->asked.have_tokens) request->asked.have_tokens = told;
-	wait_again(engine, request);
+	hold(engine, request);
 	request->put_back = true;
 	return true;
 }
@@ -227,26 +235,49 @@ void gw_queue_describe_open(const struct gw_engine *engine, struct gw_open_promp
 	}
 }
 
-/* Is there memory for it? KV_BUSY: not before others end. */
-static enum kv_status check_room(const struct gw_engine *engine, struct gw_engine_request *request)
+/* Does what is so long fit beside the others? KV_BUSY: not before some end. */
+static enum kv_status judge_room(const struct gw_engine *engine, struct gw_engine_request *request,
+    uint32_t prompt_tokens, uint32_t max_tokens)
 {
 	uint64_t limit = engine->options.sequence_bytes, taken = 0;
-	const struct gw_session_request *asked = &request->asked;
 
-	if (limit == 0) return KV_OK;
-	/* How long a sequence is that others began is not known before it is opened. */
-	request->bytes = gw_sequence_bytes(engine->pipeline, asked->token_count, asked->max_tokens);
+	request->bytes = gw_sequence_bytes(engine->pipeline, prompt_tokens, max_tokens);
 	if (request->bytes > limit)
 		return kv_fail(KV_NO_MEMORY,
 		    "a prompt of %u tokens with %u to generate takes %llu bytes of the worker's memory, "
 		    "--sequence-memory is %llu; shorten the prompt or lower max_tokens",
-		    asked->token_count, asked->max_tokens, (unsigned long long)request->bytes,
+		    prompt_tokens, max_tokens, (unsigned long long)request->bytes,
 		    (unsigned long long)limit);
 	for (uint32_t i = 0; i < engine->running_count; i++)
 		taken += engine->running[i]->bytes;
 	for (uint32_t i = 0; i < engine->open_count; i++)
 		taken += engine->open[i]->bytes;
 	return taken + request->bytes <= limit ? KV_OK : KV_BUSY;
+}
+
+/* Of a sequence that others began it is not known how long it is before it was opened once. */
+static enum kv_status check_room(const struct gw_engine *engine, struct gw_engine_request *request)
+{
+	const struct gw_session_request *asked = &request->asked;
+
+	if (engine->options.sequence_bytes == 0) return KV_OK;
+	if (request->resumed_capacity > 0)
+		return judge_room(engine, request, request->resumed_prompt,
+		    request->resumed_capacity - request->resumed_prompt);
+	if (asked->resume_id != NULL && !request->put_back) return KV_OK;
+	return judge_room(engine, request, asked->token_count, asked->max_tokens);
+}
+
+/* Now it is. */
+static enum kv_status check_resumed(
+    const struct gw_engine *engine, struct gw_engine_request *request)
+{
+	const struct gw_sequence *sequence = gw_session_sequence(request->session);
+
+	if (request->asked.resume_id == NULL || request->put_back) return KV_OK;
+	request->resumed_prompt = gw_sequence_prompt_tokens(sequence);
+	request->resumed_capacity = gw_sequence_capacity(sequence);
+	return check_room(engine, request);
 }
 
 /* Would it find in the store what an open prompt is about to put there? */
@@ -321,6 +352,18 @@ void gw_queue_open_one(struct gw_engine *engine)
 	if (status != KV_OK) {
 		if (!gw_queue_postpone(engine, request, status))
 			gw_engine_finish(engine, request, explain_loss(request, status));
+		return;
+	}
+	status = check_resumed(engine, request);
+	if (status == KV_BUSY) {
+		/* Others may resume it meanwhile. */
+		gw_session_give_up(request->session);
+		wait_again(engine, request);
+		return;
+	}
+	tell_opened(engine, request);
+	if (status != KV_OK) {
+		gw_engine_finish(engine, request, status);
 		return;
 	}
 	request->put_back = false;

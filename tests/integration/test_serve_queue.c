@@ -1,6 +1,7 @@
 /* Whose turn it is in `gpu-worker serve`: prompts that share the time, sequences that share memory
  * and the store. */
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -322,6 +323,45 @@ static void prompts_that_do_not_fit_together_wait(void **state)
 	assert_counted(2, 700, 20);
 }
 
+/* The worker's memory is counted for what it takes over, too, and what has no room stays in the
+ * store. */
+static void a_resume_waits_for_memory(void **state)
+{
+	static const char RESUME[] = "{\"resume\":\"big\"}";
+	const char *too_small[] = {"--store", NULL, "--sequence-memory", "1MiB", NULL};
+	const char *one_of_two[] = {"--store", NULL, "--sequence-memory", "4MiB", NULL};
+	struct serve_call running, resumed;
+	struct serve_reply reply;
+
+	(void)state;
+	start_with_store("64MiB");
+	too_small[1] = one_of_two[1] = store.address;
+	open_call(&running, 0, 1500, "\"max_tokens\":300,\"stream\":true,\"sequence\":\"big\"");
+	assert_true(serve_call_tokens(&running, 1));
+	serve_fixture_signal(&worker, SIGKILL);
+	serve_fixture_wait(&worker);
+	serve_call_close(&running);
+
+	start(too_small);
+	assert_true(serve_ask(&worker, "POST", "/v1/completions", RESUME, &reply));
+	assert_int_equal(reply.code, 503);
+	assert_non_null(strstr(reply.body, "--sequence-memory is 1048576"));
+	serve_reply_deinit(&reply);
+	assert_int_equal(stop(NULL), 0);
+
+	start(one_of_two);
+	open_call(&running, 1, 1500, "\"max_tokens\":1500,\"stream\":true");
+	assert_true(serve_call_tokens(&running, 1));
+	assert_true(serve_call_open(&resumed, &worker, "POST", "/v1/completions", RESUME));
+	assert_true(serve_wait_number(&worker, "waiting", 1));
+	ask_small(10, 2);
+	assert_true(serve_wait_number(&worker, "waiting", 1));
+	serve_call_close(&running);
+	assert_true(serve_call_finish(&resumed, &reply));
+	text_of(&reply);
+	serve_reply_deinit(&reply);
+}
+
 /* The store is full of answers that grow: the youngest is put back and goes on later. */
 static void answers_that_do_not_fit_together_are_put_back(void **state)
 {
@@ -419,6 +459,7 @@ int main(void)
 	    cmocka_unit_test_teardown(the_same_prompt_waits_and_is_found, stop),
 	    cmocka_unit_test_teardown(sequences_that_do_not_fit_together_wait, stop),
 	    cmocka_unit_test_teardown(who_lacks_memory_is_passed_by_sixteen, stop),
+	    cmocka_unit_test_teardown(a_resume_waits_for_memory, stop_both),
 	    cmocka_unit_test_teardown(prompts_that_do_not_fit_together_wait, stop_both),
 	    cmocka_unit_test_teardown(answers_that_do_not_fit_together_are_put_back, stop_both),
 	    cmocka_unit_test_teardown(what_was_put_back_has_found_nothing, stop_both),
