@@ -44,8 +44,8 @@ static uint32_t place_for_next(const struct gw_traces *traces)
 
 		if (one->serial == 0) return i;
 		if (runs != chosen_runs ? chosen_runs
-		                        : runs ? one->serial < chosen->serial
-		                               : one->ended_ns < chosen->ended_ns)
+		    : runs              ? one->serial < chosen->serial
+		                        : one->ended_ns < chosen->ended_ns)
 			best = i;
 	}
 	return best;
@@ -84,7 +84,9 @@ void gw_traces_submitted(struct gw_traces *traces, const struct gw_trace_ref *re
 
 	if (trace == NULL) return;
 	snprintf(trace->answer, sizeof trace->answer, "%s", answer);
+	if (choices > GW_MAX_ANSWERS) choices = GW_MAX_ANSWERS;
 	trace->choice_count = choices < GW_TRACE_CHOICES ? choices : (uint32_t)GW_TRACE_CHOICES;
+	trace->left_out = choices - trace->choice_count;
 	trace->submitted_ns = now_ns;
 }
 
@@ -94,15 +96,19 @@ void gw_traces_event(struct gw_traces *traces, const struct gw_trace_ref *ref, u
 	struct gw_trace *trace = find(traces, ref);
 	struct gw_trace_choice *one;
 
-	if (trace == NULL || choice >= trace->choice_count) return;
-	one = &trace->choices[choice];
-	one->times = event->times;
+	if (trace == NULL || choice >= trace->choice_count + trace->left_out) return;
 	if (event->kind == GW_EVENT_LAYER && event->done < traces->layers) {
 		uint32_t *us = traces->layer_us + (size_t)ref->slot * traces->layers + event->done;
 		uint64_t sum = *us + event->total / 1000;
 
 		*us = sum < UINT32_MAX ? (uint32_t)sum : UINT32_MAX;
 	}
+	if (choice >= trace->choice_count) {
+		trace->other_tokens[choice - trace->choice_count] = event->times.tokens;
+		return;
+	}
+	one = &trace->choices[choice];
+	one->times = event->times;
 	if (event->kind == GW_EVENT_FINISHED) {
 		one->ended = true;
 		one->status = event->result->status;

@@ -2,6 +2,7 @@
 #ifndef GW_SERVER_TRACE_INTERNAL_H
 #define GW_SERVER_TRACE_INTERNAL_H
 
+#include "gpu-worker/server/http_request.h"
 #include "gpu-worker/server/trace.h"
 
 #ifdef __cplusplus
@@ -23,6 +24,9 @@ struct gw_trace {
 	unsigned code;
 	uint32_t choice_count;
 	struct gw_trace_choice choices[GW_TRACE_CHOICES];
+	/* Choices beyond these: of them only their tokens are kept. */
+	uint32_t left_out;
+	uint32_t other_tokens[GW_MAX_ANSWERS - GW_TRACE_CHOICES];
 };
 
 struct gw_traces {

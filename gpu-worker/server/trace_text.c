@@ -116,6 +116,8 @@ static struct gw_request_times totals_of(const struct gw_trace *trace)
 		}
 		sum.tokens += times->tokens;
 	}
+	for (uint32_t i = 0; i < trace->left_out; i++)
+		sum.tokens += trace->other_tokens[i];
 	return sum;
 }
 
@@ -168,8 +170,9 @@ static void put_lines(const struct gw_traces *traces, const struct gw_trace *tra
 	kv_text_printf(out, "STAT age_us %" PRIu64 "\r\n", us_since(trace, now_ns));
 	kv_text_printf(out, "STAT wall_us %" PRIu64 "\r\n", wall_us(trace, now_ns));
 	kv_text_printf(out,
-	    "STAT prompt_tokens %u\r\nSTAT found_tokens %u\r\nSTAT tokens %u\r\nSTAT choices %u\r\n",
-	    sum.prompt_tokens, sum.found_tokens, sum.tokens, trace->choice_count);
+	    "STAT prompt_tokens %u\r\nSTAT found_tokens %u\r\nSTAT tokens %u\r\nSTAT choices %u\r\n"
+	    "STAT choices_left_out %u\r\n",
+	    sum.prompt_tokens, sum.found_tokens, sum.tokens, trace->choice_count, trace->left_out);
 	for (uint32_t i = 0; i == 0 || i < trace->choice_count; i++)
 		put_choice_lines(trace, i, now_ns, out);
 	for (uint32_t i = 0; i < traces->layers; i++)
@@ -247,7 +250,7 @@ static void put_object(const struct gw_traces *traces, const struct gw_trace *tr
 	kv_text_put(out, ",\"choices\":[");
 	for (uint32_t i = 0; i == 0 || i < trace->choice_count; i++)
 		put_choice(trace, i, now_ns, out);
-	kv_text_put(out, "],\"layers_us\":[");
+	kv_text_printf(out, "],\"choices_left_out\":%u,\"layers_us\":[", trace->left_out);
 	while (known > 0 && layer_us[known - 1] == 0)
 		known--;
 	for (uint32_t i = 0; i < known; i++)

@@ -135,6 +135,7 @@ static void print_trace(struct kv_text_buffer *answer)
 {
 	const char *text = kv_text(answer);
 	double wall_ms = ctl_find_number(text, "wall_us") / 1000.0;
+	double left_out = ctl_find_number(text, "choices_left_out");
 	unsigned choices = (unsigned)ctl_find_number(text, "choices");
 	char state[WORD_BYTES], kind[WORD_BYTES];
 
@@ -150,6 +151,7 @@ static void print_trace(struct kv_text_buffer *answer)
 	    ctl_find_number(text, "tokens"));
 	for (unsigned i = 0; i == 0 || i < choices; i++)
 		print_choice(answer, i, wall_ms);
+	if (left_out > 0) printf("\nthe times of %.0f more choices are not kept\n", left_out);
 	print_layers(text);
 }
 

@@ -187,6 +187,36 @@ static void each_choice_adds_up(void **state)
 	json_decref(object);
 }
 
+/* Of more choices than have places it is told how many, and their tokens and layers count. */
+static void choices_that_are_left_out_are_told(void **state)
+{
+	struct gw_engine_result good = {.status = KV_OK, .finish = GW_FINISH_STOP};
+	struct gw_trace_ref ref = gw_traces_begin(traces, "many", "completion", 5);
+	struct gw_engine_event end = finished(&good, 3 * MS), layer = end;
+	json_t *object;
+
+	(void)state;
+	layer.kind = GW_EVENT_LAYER;
+	layer.done = 0;
+	layer.total = 2 * MS;
+	gw_traces_submitted(traces, &ref, "cmpl-3", GW_TRACE_CHOICES + 3, 2 * MS);
+	for (uint32_t i = 0; i < GW_TRACE_CHOICES + 4; i++) {
+		gw_traces_event(traces, &ref, i, &layer);
+		gw_traces_event(traces, &ref, i, &end);
+	}
+	gw_traces_end(traces, &ref, 200, 60 * MS);
+	object = ask_json("trace json many", 61 * MS);
+	assert_int_equal(json_array_size(json_object_get(object, "choices")), GW_TRACE_CHOICES);
+	assert_int_equal(number(object, "choices_left_out"), 3);
+	assert_int_equal(number(object, "tokens"), 8 * (GW_TRACE_CHOICES + 3));
+	assert_int_equal(
+	    json_integer_value(json_array_get(json_object_get(object, "layers_us"), 0)), 2000 * 19);
+	json_decref(object);
+	kv_text_reset(&out);
+	assert_true(gw_traces_put(traces, "many", false, 0, &out));
+	assert_non_null(strstr(kv_text(&out), "STAT choices 16\r\nSTAT choices_left_out 3\r\n"));
+}
+
 /* What runs goes up to now; what broke off has the stages that it came to. */
 static void stages_end_where_the_request_is(void **state)
 {
@@ -322,6 +352,7 @@ int main(void)
 	const struct CMUnitTest tests[] = {
 	    cmocka_unit_test_setup_teardown(spans_add_up, open, close),
 	    cmocka_unit_test_setup_teardown(each_choice_adds_up, open, close),
+	    cmocka_unit_test_setup_teardown(choices_that_are_left_out_are_told, open, close),
 	    cmocka_unit_test_setup_teardown(stages_end_where_the_request_is, open, close),
 	    cmocka_unit_test_setup_teardown(the_ring_keeps_what_runs, open, close),
 	    cmocka_unit_test_setup_teardown(
