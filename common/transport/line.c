@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 #include <spawn.h>
 #include <stddef.h>
@@ -29,6 +30,45 @@ struct kv_line {
 	uint8_t *memory;
 	int descriptor; /* of the memory */
 };
+
+/* Processes that were told to end. They are this process's, not some line's, which is gone. */
+enum { MOST_ENDING = 64 };
+static struct {
+	pthread_mutex_t lock;
+	pid_t pids[MOST_ENDING];
+	unsigned count;
+} ending = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+/* The lock is held. */
+static void reap(void)
+{
+	unsigned kept = 0;
+
+	for (unsigned i = 0; i < ending.count; i++)
+		if (waitpid(ending.pids[i], NULL, WNOHANG) == 0) ending.pids[kept++] = ending.pids[i];
+	ending.count = kept;
+}
+
+void kv_line_reap(void)
+{
+	pthread_mutex_lock(&ending.lock);
+	reap();
+	pthread_mutex_unlock(&ending.lock);
+}
+
+static void end_process(pid_t pid)
+{
+	kill(pid, SIGKILL);
+	pthread_mutex_lock(&ending.lock);
+	reap();
+	/* More of them than can be remembered are waited for. */
+	if (ending.count == MOST_ENDING)
+		while (waitpid(pid, NULL, 0) < 0 && errno == EINTR) {
+		}
+	else
+		ending.pids[ending.count++] = pid;
+	pthread_mutex_unlock(&ending.lock);
+}
 
 /* kvline lies beside the program that runs, or where an installation has it. */
 static enum kv_status find_program(char *path, size_t size)
@@ -157,6 +197,7 @@ enum kv_status kv_line_open(struct kv_allocator *allocator,
 	struct kv_line *created = kv_alloc_zero(allocator, sizeof *created);
 	enum kv_status status;
 
+	kv_line_reap();
 	if (!created) return KV_NO_MEMORY;
 	created->allocator = allocator;
 	created->socket = created->descriptor = -1;
@@ -173,11 +214,7 @@ void kv_line_close(struct kv_line *line)
 {
 	if (!line) return;
 	if (line->socket >= 0) close(line->socket);
-	if (line->pid > 0) {
-		kill(line->pid, SIGKILL);
-		while (waitpid(line->pid, NULL, 0) < 0 && errno == EINTR) {
-		}
-	}
+	if (line->pid > 0) end_process(line->pid);
 	if (line->memory) kv_staging_destroy(line->memory, MEMORY_BYTES, line->descriptor);
 	kv_free(line->allocator, line);
 }

@@ -10,6 +10,7 @@
 #include "common/base/log.h"
 #include "common/base/random.h"
 #include "common/runtime/fault_point.h"
+#include "common/transport/line.h"
 #include "common/transport/transport_map.h"
 #include "kvstore/client/channel_internal.h"
 
@@ -474,6 +475,7 @@ static enum kv_status send_due(struct kvc_channel *channel, uint64_t *next_ms)
 		return kv_fail(KV_DISCONNECTED, "nothing was heard from the store for %u ms",
 		    channel->welcome.lease_ms);
 	if (now >= channel->heartbeat_ms) {
+		if (channel->remote) kv_line_reap();
 		channel->heartbeat_ms = now + channel->welcome.heartbeat_ms;
 		KV_TRY(send_heartbeat(channel));
 	}

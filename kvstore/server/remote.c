@@ -8,6 +8,7 @@
 
 #include "common/base/clock.h"
 #include "common/base/log.h"
+#include "common/transport/line.h"
 #include "common/transport/secret.h"
 #include "kvstore/server/server_internal.h"
 
@@ -168,6 +169,7 @@ void kvs_remote_tick(struct kvs_server *server, uint64_t now)
 	struct kvs_remote *remote = &server->remote;
 	struct kv_list *node;
 
+	if (remote->trusts) kv_line_reap();
 	while ((node = kv_list_first(&remote->arriving)) &&
 	       now - arrival_of(node)->since_ms >= KVS_GREETING_MS)
 		refuse(arrival_of(node), KV_TIMEOUT, "did not show the secret in time");

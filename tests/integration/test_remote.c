@@ -3,12 +3,15 @@
 #include "tests/lib/store_client_test.h"
 
 #include <arpa/inet.h>
+#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
+#include <sys/ptrace.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "common/base/clock.h"
@@ -571,6 +574,63 @@ static void a_line_to_nowhere_harms_nobody(void **state)
 	kvc_close(worker);
 }
 
+/* The kvline that this process has started; 0: none. */
+static pid_t kvline_of(pid_t parent)
+{
+	DIR *folder = opendir("/proc");
+	const struct dirent *entry;
+	pid_t found = 0;
+
+	assert_non_null(folder);
+	while (!found && (entry = readdir(folder))) {
+		char path[300], name[32] = "";
+		int pid = 0, started_by = 0;
+		FILE *file;
+
+		snprintf(path, sizeof path, "/proc/%.20s/stat", entry->d_name);
+		file = fopen(path, "r");
+		if (!file) continue;
+		if (fscanf(file, "%d (%31[^)]) %*c %d", &pid, name, &started_by) == 3 &&
+		    started_by == parent && strcmp(name, "kvline") == 0)
+			found = pid;
+		fclose(file);
+	}
+	closedir(folder);
+	return found;
+}
+
+/* The end of a line's process takes as long as the system wants, and no answer waits for it: here
+ * as long as who traces it has not let go of it. Nothing is left of it then. */
+static void the_end_of_a_line_is_not_waited_for(void **state)
+{
+	struct kvc_store *worker = test_connect(&store, "worker");
+	uint8_t address[38] = {0};
+	struct line line;
+	pid_t kvline;
+
+	(void)state;
+	test_store_prompt(worker, 1);
+	line_open(&line);
+	line.transport = "ucx";
+	line_attach(&line, 1);
+	assert_int_equal(ask_for_line(&line, address, sizeof address), KV_OK);
+	kvline = kvline_of(store.pid);
+	if (kvline == 0 || ptrace(PTRACE_SEIZE, kvline, NULL, NULL) != 0) {
+		line_close(&line);
+		kvc_close(worker);
+		skip();
+	}
+	line_close(&line);
+	assert_true(store_fixture_wait_stat(&store, "workers{state=\"connected\"}", 1, 4000));
+	assert_int_equal(kvline_of(store.pid), kvline);
+	assert_int_equal(kvc_connected(worker), 1);
+	assert_int_equal(waitpid(kvline, NULL, 0), kvline);
+	for (int i = 0; i < 100 && kvline_of(store.pid) != 0; i++)
+		store_fixture_sleep(50);
+	assert_int_equal(kvline_of(store.pid), 0);
+	kvc_close(worker);
+}
+
 /* Only what its own sequences refer to, and only inside its units. */
 static void bytes_of_others_are_not_given_out(void **state)
 {
@@ -646,6 +706,8 @@ int main(int argc, char **argv)
 	    cmocka_unit_test_setup_teardown(a_recorded_connection_opens_nothing, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(one_that_does_not_read_stalls_nobody, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(a_line_to_nowhere_harms_nobody, set_up_trusting, tear_down),
+	    cmocka_unit_test_setup_teardown(
+	        the_end_of_a_line_is_not_waited_for, set_up_trusting, tear_down),
 	    cmocka_unit_test_setup_teardown(bytes_of_others_are_not_given_out, set_up, tear_down),
 	    cmocka_unit_test_setup_teardown(late_fetches_keep_the_line, set_up_patient, tear_down),
 	};
