@@ -22,8 +22,10 @@ static struct serve_fixture worker, other;
 
 static bool start_store(void)
 {
+	/* A process that is not given the CPU for half a second is no death: who dies here is seen to
+	 * by its socket. */
 	const char *const arguments[] = {
-	    "--transport", transport, "--lease", "500ms", "--heartbeat", "100ms", NULL};
+	    "--transport", transport, "--lease", "20s", "--heartbeat", "100ms", NULL};
 
 	return store_fixture_start(&store, arguments);
 }
@@ -32,7 +34,8 @@ static bool start_worker(struct serve_fixture *fixture, const char *policy, bool
 {
 	const char *const arguments[] = {"--model", MODEL, "--store", store.address, "--transport",
 	    transport, "--policy", policy, "--budget", "48", "--sinks", "4", "--window", "32", "--fold",
-	    "32", "--segment", "256", "--cluster-tokens", "8", "--drain-timeout", "100ms", NULL};
+	    "32", "--segment", "256", "--cluster-tokens", "8", "--drain-timeout", "100ms",
+	    "--call-timeout", "20s", "--fetch-timeout", "20s", NULL};
 
 	return serve_fixture_start(fixture, arguments, ready);
 }
@@ -317,6 +320,13 @@ static void a_store_that_is_drained_is_told(void **state)
 #define LONG_ANSWER 8000
 #endif
 
+static const char *end_of(const char *text, size_t most)
+{
+	size_t length = strlen(text);
+
+	return length > most ? text + length - most : text;
+}
+
 static void a_stopped_workers_sequence_goes_on(void **state)
 {
 	struct serve_call call;
@@ -343,7 +353,8 @@ static void a_stopped_workers_sequence_goes_on(void **state)
 
 	assert_int_equal(ask(&other, body, &resumed), 200);
 	assert_true(serve_stream_parse(&resumed, &seen));
-	assert_int_equal(json_array_size(own(seen.last, "tokens")), LONG_ANSWER);
+	if (json_array_size(own(seen.last, "tokens")) != LONG_ANSWER)
+		fail_msg("not the whole answer: %.900s", end_of(resumed.body, 900));
 	serve_stream_deinit(&seen);
 	serve_reply_deinit(&resumed);
 }
