@@ -39,7 +39,8 @@ static enum kv_status never_fits(const struct kvs_engine *engine, const struct k
 	if (own > engine->pool.limit || asked > engine->pool.limit - own)
 		return kv_fail(KV_TOO_LARGE,
 		    "the store is too small: %" PRIu64 " bytes are asked for beside %" PRIu64
-		    " of the same sequence, its limit is %" PRIu64 ": raise the store's --memory",
+		    " of the same sequence, its limit is %" PRIu64
+		    ": raise the store's --memory (--local-memory without a store)",
 		    asked, own, engine->pool.limit);
 	*at_quota = own > tenant->quota || asked > tenant->quota - own;
 	if (*at_quota)

@@ -17,7 +17,7 @@
 
 #define MODEL KV_TINY_MODELS "/tiny_llama.gguf"
 
-enum { ANSWERS = 4, ANSWER_TOKENS = 600, SMALL_PROMPT = 60, LARGE_PROMPT = 700 };
+enum { ANSWERS = 4, ANSWER_TOKENS = 600, SMALL_PROMPT = 60, LARGE_PROMPT = 2600 };
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { LONG_PROMPT = 2500, SHORTER_PROMPT = 500 };
@@ -28,21 +28,30 @@ enum { LONG_PROMPT = 6000, SHORTER_PROMPT = 1000 };
 static struct serve_fixture worker;
 static struct store_fixture store;
 
-/* A body with a prompt of `count` token ids that no other number of `kind` begins like. */
-static char *body_of(uint32_t kind, uint32_t count, const char *more)
+/* A prompt of `count` token ids that no other number of `kind` begins like. */
+static char *prompt_of(uint32_t kind, uint32_t count)
 {
-	size_t capacity = (size_t)count * 8 + 512, length = 0;
-	char *body = malloc(capacity);
+	size_t capacity = (size_t)count * 8 + 8, length = 0;
+	char *ids = malloc(capacity);
 	uint32_t id = kind * 7919 + 1;
 
-	assert_non_null(body);
-	length += (size_t)snprintf(body, capacity, "{\"prompt\":[");
+	assert_non_null(ids);
 	for (uint32_t i = 0; i < count; i++) {
 		id = id * 1103515245 + 12345;
 		length += (size_t)snprintf(
-		    body + length, capacity - length, "%s%u", i > 0 ? "," : "", 20 + (id >> 16) % 200);
+		    ids + length, capacity - length, "%c%u", i > 0 ? ',' : '[', 20 + (id >> 16) % 200);
 	}
-	snprintf(body + length, capacity - length, "],\"temperature\":0,\"ignore_end\":true,%s}", more);
+	snprintf(ids + length, capacity - length, "]");
+	return ids;
+}
+
+static char *body_of(uint32_t kind, uint32_t count, const char *more)
+{
+	char *ids = prompt_of(kind, count), *body = malloc(strlen(ids) + 512);
+
+	assert_non_null(body);
+	sprintf(body, "{\"prompt\":%s,\"temperature\":0,\"ignore_end\":true,%s}", ids, more);
+	free(ids);
 	return body;
 }
 
@@ -275,15 +284,16 @@ static void sequences_that_do_not_fit_together_wait(void **state)
 	free(texts[1]);
 }
 
-/* Small prompts, each with an answer of 4 tokens, one after the other. */
+/* Small prompts at once, each with an answer of 4 tokens. */
 static void ask_small(uint32_t first, uint32_t count)
 {
+	struct serve_call calls[16];
 	struct serve_reply reply;
-	struct serve_call call;
 
+	for (uint32_t i = 0; i < count; i++)
+		open_call(&calls[i], first + i, SMALL_PROMPT, "\"max_tokens\":4");
 	for (uint32_t i = 0; i < count; i++) {
-		open_call(&call, first + i, SMALL_PROMPT, "\"max_tokens\":4");
-		assert_true(serve_call_finish(&call, &reply));
+		assert_true(serve_call_finish(&calls[i], &reply));
 		text_of(&reply);
 		serve_reply_deinit(&reply);
 	}
@@ -298,7 +308,7 @@ static void who_lacks_memory_is_passed_by_sixteen(void **state)
 
 	(void)state;
 	start(one_of_two);
-	open_call(&running, 0, 1500, "\"max_tokens\":1500,\"stream\":true");
+	open_call(&running, 0, 1500, "\"max_tokens\":3000,\"stream\":true");
 	assert_true(serve_call_tokens(&running, 1));
 	open_call(&waiting, 1, 1500, "\"max_tokens\":50");
 	assert_true(serve_wait_number(&worker, "waiting", 1));
@@ -375,22 +385,22 @@ static void answers_that_do_not_fit_together_are_put_back(void **state)
  */
 static void what_was_put_back_has_found_nothing(void **state)
 {
-	struct serve_reply replies[2];
-	struct serve_call calls[2];
+	char *small = prompt_of(1, 100), *large = prompt_of(2, 600), body[8192];
+	struct serve_reply reply;
 
 	(void)state;
+	snprintf(body, sizeof body,
+	    "{\"prompt\":[%s,%s],\"temperature\":0,\"ignore_end\":true,\"max_tokens\":200}", small,
+	    large);
 	start_with_store("1MiB");
-	open_call(&calls[0], 1, 100, "\"max_tokens\":260");
-	open_call(&calls[1], 2, 600, "\"max_tokens\":200");
-	finish_calls(calls, replies, 2);
+	assert_true(serve_ask(&worker, "POST", "/v1/completions", body, &reply));
+	text_of(&reply);
 	wait_until_counted(2);
 	assert_true(metric("clusterkv_worker_put_back_total") > 0);
-	for (int i = 0; i < 2; i++) {
-		text_of(&replies[i]);
-		assert_int_equal(found_in(&replies[i]), 0);
-		assert_int_equal(cached_in(&replies[i]), 0);
-		serve_reply_deinit(&replies[i]);
-	}
+	assert_int_equal(cached_in(&reply), 0);
+	serve_reply_deinit(&reply);
+	free(small);
+	free(large);
 }
 
 static char *streamed_text(struct serve_call *call)
@@ -416,12 +426,12 @@ static void what_fits_passes_what_does_not(void **state)
 
 	(void)state;
 	answers_alone(1, LARGE_PROMPT, "\"max_tokens\":4", texts);
-	start_with_store("1MiB");
-	open_call(&running, 5, 300, "\"max_tokens\":450,\"stream\":true");
+	start_with_store("4MiB");
+	open_call(&running, 5, 1300, "\"max_tokens\":2000,\"stream\":true");
 	assert_true(serve_call_tokens(&running, 1));
 	open_call(&large, 0, LARGE_PROMPT, "\"max_tokens\":4,\"stream\":true");
 	assert_true(serve_call_read(&large, "sequence"));
-	ask_small(10, 3);
+	ask_small(10, 2);
 	assert_false(serve_call_ended(&running));
 	assert_false(serve_call_ended(&large));
 	serve_call_close(&running);
@@ -438,16 +448,16 @@ static void what_never_fits_is_refused(void **state)
 	struct serve_reply reply;
 
 	(void)state;
-	start_with_store("1MiB");
-	open_call(&running, 1, 100, "\"max_tokens\":600,\"stream\":true");
+	start_with_store("4MiB");
+	open_call(&running, 1, 100, "\"max_tokens\":3000,\"stream\":true");
 	assert_true(serve_call_tokens(&running, 1));
-	open_call(&call, 2, 2000, "\"max_tokens\":20");
+	open_call(&call, 2, 5000, "\"max_tokens\":20");
 	assert_true(serve_call_finish(&call, &reply));
 	assert_false(serve_call_ended(&running));
 	assert_int_equal(reply.code, 400);
 	assert_non_null(strstr(reply.body, "\"store_too_small\""));
-	assert_non_null(strstr(reply.body, "a prompt of 2000 tokens"));
-	assert_non_null(strstr(reply.body, "its limit is 1048576: raise the store's --memory"));
+	assert_non_null(strstr(reply.body, "a prompt of 5000 tokens"));
+	assert_non_null(strstr(reply.body, "its limit is 4194304: raise the store's --memory"));
 	serve_reply_deinit(&reply);
 	serve_call_close(&running);
 }
