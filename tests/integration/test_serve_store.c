@@ -292,21 +292,23 @@ static void a_store_that_is_drained_is_told(void **state)
 	assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions",
 	    body_of(prompt, "\"max_tokens\":3000,\"stream\":true,\"sequence\":\"heir\"")));
 	assert_true(serve_call_read(&call, "\"tokens\":20}"));
+	serve_fixture_signal(&worker, SIGKILL);
+	serve_fixture_wait(&worker);
+	serve_call_close(&call);
 	assert_true(store_fixture_ask(&store, "drain", answer, sizeof answer));
-	assert_true(serve_wait_status(&worker, "the store is being drained"));
 	assert_true(serve_wait_status(&other, "the store is being drained"));
 	expect_health(&other, 503, "\nclusterkv_worker_ready 0\n");
 	assert_int_equal(ask(&other, body_of(prompt, "\"max_tokens\":4"), &reply), 503);
 	assert_non_null(strstr(reply.body, "store_draining"));
 	serve_reply_deinit(&reply);
-	serve_fixture_signal(&worker, SIGKILL);
-	serve_fixture_wait(&worker);
-	serve_call_close(&call);
-	for (int i = 0; i < 400 && ask(&other, "{\"resume\":\"heir\"}", &reply) == 409; i++) {
+	for (int i = 0; i < 400 && ask(&other, "{\"resume\":\"heir\",\"stream\":true}", &reply) == 409;
+	     i++) {
 		serve_reply_deinit(&reply);
 		store_fixture_sleep(20);
 	}
 	if (reply.code != 200) fail_msg("%d: %s", reply.code, reply.body);
+	assert_null(strstr(reply.body, "\"error\""));
+	assert_non_null(strstr(reply.body, "data: [DONE]"));
 	serve_reply_deinit(&reply);
 	assert_true(store_fixture_ask(&store, "drain off", answer, sizeof answer));
 	assert_true(serve_wait_status(&other, "ok"));
