@@ -222,8 +222,8 @@ static void a_full_store_is_said_and_survived(void **state)
 	kvt_talk_run(&small, pipeline, &question, 3);
 	kvt_talk_close(&small, 0);
 	assert_int_equal(gw_sequence_open(pipeline, &large, &sequence), KV_OK);
-	assert_int_equal(gw_run_prompt(sequence, small.logits, NULL, NULL, NULL), KV_LIMIT);
-	assert_says("full");
+	assert_int_equal(gw_run_prompt(sequence, small.logits, NULL, NULL, NULL), KV_TOO_LARGE);
+	assert_says("store is too small");
 	assert_true(strlen(gw_sequence_failure(sequence)) > 20);
 	gw_sequence_close(sequence, 0);
 	/* What is smaller has room, until it grows. */
