@@ -20,6 +20,7 @@
 
 #define DEFAULT_MEMORY       (UINT64_C(4) << 30)
 #define LEAST_MEMORY         (UINT64_C(1) << 20)
+#define OWN_MEMORY           (UINT64_C(16) << 20)
 #define LEAST_DISK           (UINT64_C(1) << 20)
 #define DEFAULT_SOCKET       "/run/clusterkv/kvstored.sock"
 #define DEFAULT_STATS_SOCKET "/run/clusterkv/stats.sock"
@@ -440,6 +441,22 @@ static uint64_t least(uint64_t a, uint64_t b)
 	return a < b ? a : b;
 }
 
+/* Beside the arena the store needs some memory itself; at the cgroup's limit the kernel kills. */
+static enum kv_status check_cgroup(
+    const struct kvs_settings *settings, const struct kv_machine_memory *machine)
+{
+	const uint64_t own = OWN_MEMORY + settings->memory / 64;
+	char asked[KV_PARSE_TEXT_SIZE], needed[KV_PARSE_TEXT_SIZE], there[KV_PARSE_TEXT_SIZE];
+
+	if (settings->memory <= machine->cgroup_room && own <= machine->cgroup_room - settings->memory)
+		return KV_OK;
+	return kv_fail(KV_LIMIT,
+	    "memory=%s and %s for the store itself are more than the cgroup's limit leaves (%s): lower "
+	    "--memory or raise MemoryMax",
+	    kv_format_size(settings->memory, asked), kv_format_size(own, needed),
+	    kv_format_size(machine->cgroup_room & ~((UINT64_C(1) << 20) - 1), there));
+}
+
 enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 {
 	struct kv_machine_memory machine;
@@ -465,7 +482,7 @@ enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 		    kv_format_size(settings->memory, asked),
 		    kv_format_size(available & ~((UINT64_C(1) << 20) - 1), there),
 		    machine.cgroup_room < machine.available ? " under the cgroup's limit" : "");
-	return KV_OK;
+	return check_cgroup(settings, &machine);
 }
 
 uint64_t kvs_settings_region(const struct kvs_settings *settings)
