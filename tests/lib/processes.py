@@ -139,15 +139,32 @@ class Processes:
         return wait_for(f"the address of {name}", look)
 
     def start_store(self, *arguments):
-        """Its HTTP address; the sockets are kv.sock and stats.sock in the folder."""
+        """Its HTTP address; the sockets are kv.sock and stats.sock in the folder. A store goes on
+        without its HTTP listener: when another took the port meanwhile, it is started anew."""
+        for _ in range(5):
+            url = self.try_store(arguments)
+            if url:
+                return url
+            _, process, _ = self.started.pop()
+            self.end(process, "kvstored")
+        raise RuntimeError("kvstored: no port for its HTTP listener")
+
+    def try_store(self, arguments):
+        """None: it runs, but not at its HTTP address."""
         address = f"127.0.0.1:{free_port()}"
         command = [os.path.join(self.bin, "kvstored"), "--config=", "--socket",
                    self.path("kv.sock"), "--stats-socket", self.path("stats.sock"),
                    "--http-listen", address, *arguments]
         process = self.start("kvstored", command)
-        wait_for("kvstored to be ready", lambda: fetch(f"http://{address}/readyz")[0] == 200
-                 or self.must_run("kvstored", process))
-        return f"http://{address}"
+
+        def look():
+            self.must_run("kvstored", process)
+            if "no HTTP: " in self.log_of("kvstored"):
+                return "taken"
+            return fetch(f"http://{address}/readyz")[0] == 200
+
+        found = wait_for("kvstored to be ready", look)
+        return None if found == "taken" else f"http://{address}"
 
     def start_worker(self, name, model, *arguments):
         """A ready worker's HTTP address."""
