@@ -4,9 +4,9 @@ programs, a model."""
 import collections
 import json
 import os
+import re
 import shutil
 import sys
-import time
 import urllib.error
 import urllib.request
 
@@ -55,7 +55,7 @@ def homes(url, headers_of):
     return one_each
 
 
-def check_stream(url):
+def check_stream(url, addresses):
     """Comes in pieces and not at the end: the first is here while the worker still runs."""
     body = {"prompt": "the in", "max_tokens": 3000, "ignore_end": True, "stream": True}
     request = urllib.request.Request(url + "/v1/completions", json.dumps(body).encode())
@@ -74,23 +74,29 @@ def complete(url, body):
         return error.read().decode()
 
 
-def check_drain(processes, url):
+def wait_for_proxy(processes, state):
+    """Until the last that the proxy said of each worker is that it is UP, or DOWN."""
+    def look():
+        said = re.findall(r"Server workers/(worker-\d) is (UP|DOWN)", processes.log_of("haproxy"))
+        return dict(said) == {"worker-0": state, "worker-1": state}
+    wait_for(f"the proxy to have both workers {state}", look, 20)
+
+
+def check_drain(processes, url, addresses):
     """While the store is drained no worker is sent anything new by its health, but each may say so
     in its own words; a resume is theirs as well."""
     new = {"prompt": "the in", "max_tokens": 2}
 
-    def health():
-        return fetch(f"http://{addresses[0]}/health")[0]
-
     tell(processes.path("stats.sock"), "drain")
-    wait_for("the workers to say that the store is drained", lambda: health() == 503, 10)
-    time.sleep(3)  # until the proxy has looked twice
+    wait_for("the workers to say that the store is drained", lambda: all(
+        fetch(f"http://{address}/health")[0] == 503 for address in addresses), 10)
+    wait_for_proxy(processes, "DOWN")
     for body, code in ((new, "store_draining"), ({"resume": "nobody"}, "sequence_not_found")):
         text = complete(url, body)
         assert code in text, f"{body}: {text}"
     tell(processes.path("stats.sock"), "drain off")
-    wait_for("the proxy to have workers again", lambda: "choices" in complete(url, new), 20)
-    time.sleep(2)  # all of them
+    wait_for_proxy(processes, "UP")
+    assert "choices" in complete(url, new)
 
 
 def check_loss(processes, url, before, headers_of):
@@ -102,7 +108,7 @@ def check_loss(processes, url, before, headers_of):
         assert found == prompt - 1, f"document {number} of {home}: {found} of {prompt} found"
 
 
-def start_proxy(program, processes):
+def start_proxy(program, processes, addresses):
     address = f"127.0.0.1:{free_port()}"
     os.environ.update(CLUSTERKV_LISTEN=address, CLUSTERKV_WORKER_0=addresses[0],
                       CLUSTERKV_WORKER_1=addresses[1])
@@ -122,9 +128,9 @@ if __name__ == "__main__":
         addresses = [started.start_worker(f"worker-{i}", sys.argv[2], "--threads", "1", "--store",
                                           "unix:" + started.path("kv.sock"))[len("http://"):]
                      for i in range(2)]
-        proxy = start_proxy(haproxy, started)
+        proxy = start_proxy(haproxy, started, addresses)
         homes(proxy, lambda number: {"X-Prefix": f"document-{number}"})
         by_beginning = homes(proxy, lambda number: {})
-        check_stream(proxy)
-        check_drain(started, proxy)
+        check_stream(proxy, addresses)
+        check_drain(started, proxy, addresses)
         check_loss(started, proxy, by_beginning, lambda number: {})
