@@ -366,6 +366,7 @@ static enum MHD_Result begin(struct gw_http_server *server, struct MHD_Connectio
 	if (!refused) result = open_exchange(server, connection, gw_http_path(url), method, slot);
 	if (own == NULL) return result;
 	own->exchange = *slot;
+	/* Until a body of chunks is whole the daemon may refuse it by itself. */
 	own->unread = refused || chunked || (own->exchange == NULL && announces_body(connection));
 	gw_connection_phase(own, own->exchange != NULL ? GW_PHASE_BODY : GW_PHASE_ANSWER);
 	return result;
@@ -404,12 +405,13 @@ static enum MHD_Result handle(void *context, struct MHD_Connection *connection, 
     const char *method, const char *version, const char *upload, size_t *upload_size, void **slot)
 {
 	struct gw_exchange *exchange = *slot;
-	const struct gw_connection *own = gw_connection_of(connection);
+	struct gw_connection *own = gw_connection_of(connection);
 
 	/* One that was given up in this turn of the daemon, which still reads what it has of it. */
 	if (own != NULL && own->phase == GW_PHASE_ENDING) return MHD_NO;
 	if (exchange == NULL) return begin(context, connection, url, method, version, slot);
 	if (*upload_size > 0) return take_body(context, exchange, upload, upload_size);
+	if (own != NULL) own->unread = false;
 	return exchange->begun ? gw_exchange_answer(exchange) : gw_exchange_begin(exchange);
 }
 

@@ -135,6 +135,26 @@ static void slow_bodies_shut_nobody_out(void **state)
 	    "x");
 }
 
+/* Whose chunks were read to their end is no longer heard, though it keeps its side open: the places
+ * for those who still send are theirs. */
+static void whole_chunks_leave_nothing(void **state)
+{
+	int fds[8];
+
+	(void)state;
+	open_all(fds, 8, NULL,
+	    "POST /tokenize HTTP/1.1\r\nHost: test\r\nTransfer-Encoding: chunked\r\n\r\n"
+	    "10\r\n{\"prompt\":\"the\"}\r\n0\r\n\r\n");
+	for (int i = 0; i < 8; i++) {
+		assert_true(raw_read(fds[i], NULL, out, sizeof out));
+		assert_non_null(strstr(out, "\"tokens\""));
+	}
+	for (int i = 0; i < 40 && process_descriptors(worker.pid) > descriptors; i++)
+		raw_pause(50);
+	assert_true(process_descriptors(worker.pid) <= descriptors);
+	close_all(fds, 8);
+}
+
 /* Who is too slow is told so, when it is not only in others' way. */
 static void slow_clients_are_told(void **state)
 {
@@ -519,6 +539,7 @@ int main(void)
 	    cmocka_unit_test_teardown(slow_heads_shut_nobody_out, check_left),
 	    cmocka_unit_test_teardown(slow_first_lines_shut_nobody_out, check_left),
 	    cmocka_unit_test_teardown(slow_bodies_shut_nobody_out, check_left),
+	    cmocka_unit_test_teardown(whole_chunks_leave_nothing, check_left),
 	    cmocka_unit_test_teardown(slow_clients_are_told, check_left),
 	    cmocka_unit_test_teardown(a_thousand_idle_connections_shut_nobody_out, check_left),
 	    cmocka_unit_test_teardown(kept_connections_make_room, check_left),
