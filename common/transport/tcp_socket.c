@@ -66,8 +66,10 @@ static enum kv_status look_up(const char *address, int flags, struct addrinfo **
 	KV_TRY(split(address, &parts));
 	error = getaddrinfo(parts.host, parts.port, &hints, list);
 	if (!error) return KV_OK;
-	return kv_fail(flags & AI_PASSIVE ? KV_INVALID : KV_DISCONNECTED, "cannot find host \"%s\": %s",
-	    parts.host, gai_strerror(error));
+	return kv_fail(!(flags & AI_PASSIVE) ? KV_DISCONNECTED
+	               : error == EAI_NONAME ? KV_USAGE
+	                                     : KV_IO,
+	    "cannot find host \"%s\": %s", parts.host, gai_strerror(error));
 }
 
 enum kv_status kv_tcp_numeric_check(const char *address, int port_zero)
@@ -117,69 +119,69 @@ static void say_where(const struct sockaddr *address, socklen_t length, char *te
 	snprintf(text, KV_TCP_TEXT, strchr(host, ':') ? "[%s]:%s" : "%s:%s", host, port);
 }
 
-static int open_listener(const struct addrinfo *where)
+/* A socket with this address, -1 with errno. */
+static int bind_socket(const struct addrinfo *where)
 {
-	int listener = socket(where->ai_family, where->ai_socktype, where->ai_protocol);
+	int made = socket(where->ai_family, where->ai_socktype, where->ai_protocol);
 	int one = 1;
 	int saved;
 
-	if (listener < 0) return -1;
-	(void)setsockopt(listener, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (prepare(listener) && bind(listener, where->ai_addr, where->ai_addrlen) == 0 &&
-	    listen(listener, KV_TCP_BACKLOG) == 0)
-		return listener;
+	if (made < 0) return -1;
+	(void)setsockopt(made, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
+	if (prepare(made) && bind(made, where->ai_addr, where->ai_addrlen) == 0) return made;
 	saved = errno;
-	close(listener);
+	close(made);
 	errno = saved;
 	return -1;
 }
 
-enum kv_status kv_tcp_listen(const char *address, int *listener, char *where)
+/* With the first of the host's addresses that is one of this machine, -1 with errno. One in use is
+ * that, too: who asks for the name reaches whoever has it, and not us at the next. */
+static int bind_first(const struct addrinfo *list)
+{
+	int made = -1;
+
+	for (; list && made < 0; list = list->ai_next) {
+		made = bind_socket(list);
+		if (made < 0 && errno == EADDRINUSE) break;
+	}
+	return made;
+}
+
+enum kv_status kv_tcp_listen(const char *address, int backlog, int *listener, char *where)
 {
 	struct sockaddr_storage bound;
 	socklen_t length = sizeof bound;
 	struct addrinfo *list = NULL;
-	int opened, error;
+	int made, error;
 
 	KV_TRY(look_up(address, AI_PASSIVE, &list));
-	opened = open_listener(list);
-	error = errno;
+	made = bind_first(list);
+	error = made >= 0 && listen(made, backlog) == 0 ? 0 : errno;
 	freeaddrinfo(list);
-	if (opened < 0)
+	if (error) {
+		if (made >= 0) close(made);
 		return kv_fail(error == EADDRINUSE ? KV_EXISTS : KV_IO, "cannot listen at %s: %s", address,
 		    strerror(error));
-	if (getsockname(opened, (struct sockaddr *)&bound, &length) == 0)
+	}
+	if (getsockname(made, (struct sockaddr *)&bound, &length) == 0)
 		say_where((const struct sockaddr *)&bound, length, where);
 	else
 		snprintf(where, KV_TCP_TEXT, "%s", address);
-	*listener = opened;
+	*listener = made;
 	return KV_OK;
-}
-
-/* 0, or the error. */
-static int try_to_bind(const struct addrinfo *where)
-{
-	int tried = socket(where->ai_family, where->ai_socktype, where->ai_protocol);
-	int one = 1, error;
-
-	if (tried < 0) return errno;
-	(void)setsockopt(tried, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	error = bind(tried, where->ai_addr, where->ai_addrlen) == 0 ? 0 : errno;
-	close(tried);
-	return error == EADDRINUSE ? 0 : error;
 }
 
 enum kv_status kv_tcp_listen_check(const char *address)
 {
 	struct addrinfo *list = NULL;
-	int error = 0;
+	int made, error;
 
 	KV_TRY(look_up(address, AI_PASSIVE, &list));
-	for (const struct addrinfo *at = list; at; at = at->ai_next) {
-		error = try_to_bind(at);
-		if (!error) break;
-	}
+	made = bind_first(list);
+	error = made >= 0 || errno == EADDRINUSE ? 0 : errno;
 	freeaddrinfo(list);
+	if (made >= 0) close(made);
 	if (!error) return KV_OK;
 	return kv_fail(KV_IO, "cannot listen at %s: %s", address, strerror(error));
 }

@@ -20,15 +20,16 @@ enum { KV_TCP_TEXT = 80, KV_TCP_BACKLOG = 64, KV_TCP_HOST = 256 };
  * number up to 65535 (0 only to listen, where the system then chooses). KV_INVALID. Nobody is
  * asked. */
 enum kv_status kv_tcp_address_check(const char *address, int port_zero);
-/* The same where HOST has to be an address. */
+/* The same where HOST has to be an address. KV_INVALID, KV_USAGE. */
 enum kv_status kv_tcp_numeric_check(const char *address, int port_zero);
 
-/* Listen; `where` (KV_TCP_TEXT bytes) is filled with the address that it became. KV_INVALID: no
- * such host; KV_EXISTS: the address is in use; KV_IO. */
-enum kv_status kv_tcp_listen(const char *address, int *socket, char *where);
+/* Listen at the first of the host's addresses that is one of this machine; `where` (KV_TCP_TEXT
+ * bytes) is filled with what it became. KV_USAGE: no such host; KV_EXISTS: the address is in use;
+ * KV_IO. */
+enum kv_status kv_tcp_listen(const char *address, int backlog, int *socket, char *where);
 
-/* Whether kv_tcp_listen could be had at any of the host's addresses, which may be in use by
- * somebody else. KV_INVALID: no such host; KV_IO: not this host's address, or not for this user. */
+/* Whether kv_tcp_listen can have that address, which may be in use by somebody else. KV_USAGE: no
+ * such host; KV_IO: not this machine's address, or not for this user. */
 enum kv_status kv_tcp_listen_check(const char *address);
 
 /* Take one connection. *socket becomes -1 when none is waiting. `from` (KV_TCP_TEXT bytes) says

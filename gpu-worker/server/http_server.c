@@ -2,8 +2,6 @@
  * runs once more before the loop sleeps when a connection was resumed. */
 #include "gpu-worker/server/http_server.h"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <stdio.h>
@@ -17,10 +15,10 @@
 #include "gpu-worker/server/http_head.h"
 #include "gpu-worker/server/http_internal.h"
 
-/* A connection's memory takes a head that is too large to be told so, and what the daemon makes of
- * its fields. */
 #define LOOPBACK "127.0.0.1"
 
+/* A connection's memory takes a head that is too large to be told so, and what the daemon makes of
+ * its fields. */
 enum { BACKLOG = 512, CONNECTION_MEMORY = 64 << 10 };
 
 static void arm(struct gw_http_server *server)
@@ -474,60 +472,42 @@ enum kv_status gw_http_address_check(const char *listen)
 	return split_address(listen, host, &port);
 }
 
-enum kv_status gw_http_listen_check(const char *listen, uint32_t max_connections)
+/* As kv_tcp_listen takes it. There need not be keys, and there is no TLS: who wants other machines
+ * to reach it says so. */
+static enum kv_status name_host(const char *listen, char address[128])
 {
 	const char *port;
-	char host[96], address[128];
+	char host[96];
 
-	KV_TRY(gw_connections_check(max_connections));
 	KV_TRY(split_address(listen, host, &port));
-	snprintf(address, sizeof address, strchr(host, ':') != NULL ? "[%s]:%s" : "%s:%s",
+	snprintf(address, 128, strchr(host, ':') != NULL ? "[%s]:%s" : "%s:%s",
 	    host[0] != '\0' ? host : LOOPBACK, port);
-	return kv_tcp_listen_check(address) == KV_OK ? KV_OK : kv_fail_prefix(KV_IO, "--listen");
+	return KV_OK;
 }
 
-static int bind_one(const struct addrinfo *at)
+enum kv_status gw_http_listen_check(const char *listen, uint32_t max_connections)
 {
-	int one = 1, error;
-	int fd = socket(at->ai_family, at->ai_socktype, at->ai_protocol);
+	enum kv_status status;
+	char address[128];
 
-	if (fd < 0) return -1;
-	setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof one);
-	if (fcntl(fd, F_SETFD, FD_CLOEXEC) == 0 && bind(fd, at->ai_addr, at->ai_addrlen) == 0 &&
-	    listen(fd, BACKLOG) == 0)
-		return fd;
-	error = errno;
-	close(fd);
-	errno = error;
-	return -1;
+	KV_TRY(gw_connections_check(max_connections));
+	KV_TRY(name_host(listen, address));
+	status = kv_tcp_listen_check(address);
+	return status == KV_OK ? KV_OK : kv_fail_prefix(status, "--listen");
 }
 
 static enum kv_status open_listener(struct gw_http_server *server)
 {
-	const char *listen = server->options.listen, *port = NULL;
-	struct addrinfo hints = {0}, *list = NULL;
-	char host[96];
-	int failed;
+	char address[128], where[KV_TCP_TEXT];
+	enum kv_status status;
 
 	if (server->options.listen_fd >= 0) {
 		server->listen_fd = server->options.listen_fd;
 		return KV_OK;
 	}
-	KV_TRY(split_address(listen, host, &port));
-	hints.ai_socktype = SOCK_STREAM;
-	hints.ai_flags = AI_NUMERICSERV;
-	/* There need not be keys, and there is no TLS: who wants other machines to reach it says so. */
-	failed = getaddrinfo(host[0] != '\0' ? host : LOOPBACK, port, &hints, &list);
-	if (failed != 0)
-		return kv_fail(failed == EAI_NONAME ? KV_USAGE : KV_IO, "--listen \"%s\": %s", listen,
-		    gai_strerror(failed));
-	for (const struct addrinfo *at = list; at != NULL && server->listen_fd < 0; at = at->ai_next)
-		server->listen_fd = bind_one(at);
-	failed = errno;
-	freeaddrinfo(list);
-	if (server->listen_fd < 0)
-		return kv_fail(KV_IO, "--listen \"%s\": %s", listen, strerror(failed));
-	return KV_OK;
+	KV_TRY(name_host(server->options.listen, address));
+	status = kv_tcp_listen(address, BACKLOG, &server->listen_fd, where);
+	return status == KV_OK ? KV_OK : kv_fail_prefix(status, "--listen");
 }
 
 static int is_loopback(const struct sockaddr_storage *address)

@@ -15,6 +15,6 @@ enum kv_status kvs_http_listen(const char *address, int *socket)
 	char where[KV_TCP_TEXT];
 
 	KV_TRY(kvs_http_address_check(address));
-	if (kv_tcp_listen(address, socket, where) == KV_OK) return KV_OK;
+	if (kv_tcp_listen(address, KV_TCP_BACKLOG, socket, where) == KV_OK) return KV_OK;
 	return kv_fail_prefix(KV_IO, "http-listen");
 }

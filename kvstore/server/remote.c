@@ -156,7 +156,7 @@ enum kv_status kvs_remote_listen(struct kvs_server *server)
 
 	if (!settings->listen || !*settings->listen) return KV_OK;
 	KV_TRY(kv_secret_read(settings->secret_file, remote->secret));
-	KV_TRY(kv_tcp_listen(settings->listen, &remote->listener, remote->where));
+	KV_TRY(kv_tcp_listen(settings->listen, KV_TCP_BACKLOG, &remote->listener, remote->where));
 	kv_info(KVS_MODULE, "workers of other hosts may connect listen=%s tenant=%s", remote->where,
 	    settings->remote_tenant);
 	KV_TRY(trust_network(server));

@@ -392,7 +392,8 @@ static enum kv_status look(const struct kv_command *command, const void *untyped
 	if (settings->disk && *settings->disk) KV_TRY(kvs_disk_check(settings->disk));
 	look_at_http(settings->http_listen);
 	if (!settings->listen || !*settings->listen) return KV_OK;
-	if (kv_tcp_listen_check(settings->listen) != KV_OK) return kv_fail_prefix(KV_IO, "listen");
+	status = kv_tcp_listen_check(settings->listen);
+	if (status != KV_OK) return kv_fail_prefix(status, "listen");
 	status = kv_secret_read(settings->secret_file, secret);
 	kv_secret_wipe(secret);
 	if (status == KV_OK && trusts(settings))

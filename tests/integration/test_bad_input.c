@@ -238,8 +238,9 @@ static void options_of_other_programs(void **state)
 	check_program(with_long, NULL, 2, named);
 }
 
-/* A shell that may have few descriptors, and becomes the program. */
+/* A shell that may have few descriptors, and becomes the program; a host that is none. */
 #define FEW(number) "/bin/sh", "-c", "ulimit -n " number "; exec \"$0\" \"$@\""
+#define NOBODY      "[fe80::1%nowhere]:80" /* no name server need be asked */
 
 /* --check says and refuses what a start would say and refuse, and takes what a start would take. */
 static void a_check_is_as_a_start(void **state)
@@ -259,6 +260,12 @@ static void a_check_is_as_a_start(void **state)
 	        1, {"/nowhere/w.sock", "directory is not there"}},
 	    {{KV_GPU_WORKER, "serve", "--model", MODEL, "--check", "--listen", "192.0.2.1:80"}, 1,
 	        {"--listen", "192.0.2.1:80"}},
+	    {{KV_GPU_WORKER, "serve", "--model", MODEL, "--check", "--listen", NOBODY}, 2,
+	        {"--listen: cannot find host"}},
+	    {{KV_GPU_WORKER, "serve", "--model", MODEL, "--store", "none", "--listen", NOBODY}, 2,
+	        {"--listen: cannot find host"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--listen", NOBODY, "--secret-file", "/"}, 2,
+	        {"listen: cannot find host"}},
 	    {{KVSTORED_PATH, "--config=", "--check", "--listen", "192.0.2.1:80", "--secret-file", "/"},
 	        1, {"listen: ", "192.0.2.1:80"}},
 	    {{KVSTORED_PATH, "--config=", "--check", "--http-listen", "192.0.2.1:80"}, 0,

@@ -130,10 +130,10 @@ static void a_connection_on_loopback(void **state)
 	const struct timespec pause = {.tv_nsec = 1000000};
 
 	(void)state;
-	assert_int_equal(kv_tcp_listen("127.0.0.1:0", &listener, where), KV_OK);
+	assert_int_equal(kv_tcp_listen("127.0.0.1:0", 8, &listener, where), KV_OK);
 	assert_int_equal(kv_tcp_accept(listener, 3000, &theirs, from), KV_OK);
 	assert_int_equal(theirs, -1);
-	assert_int_equal(kv_tcp_listen(where, &again, from), KV_EXISTS);
+	assert_int_equal(kv_tcp_listen(where, 8, &again, from), KV_EXISTS);
 	assert_int_equal(kv_tcp_look_up(where, &found, &count), KV_OK);
 	assert_int_equal(count, 1);
 	assert_int_equal(kv_tcp_connect(where, found, 0, 3000, &ours), KV_OK);
@@ -148,7 +148,9 @@ static void a_connection_on_loopback(void **state)
 	close(ours);
 	close(theirs);
 	close(listener);
-	assert_int_equal(kv_tcp_listen("256.0.0.1:0", &listener, where), KV_INVALID);
+	/* Which needs no name server to be no host. */
+	assert_int_equal(kv_tcp_listen("[fe80::1%nowhere]:0", 8, &listener, where), KV_USAGE);
+	assert_int_equal(kv_tcp_listen_check("[fe80::1%nowhere]:0"), KV_USAGE);
 }
 
 int main(void)

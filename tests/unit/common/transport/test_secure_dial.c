@@ -117,7 +117,7 @@ static enum kv_status dial_store(uint32_t attempt, uint32_t timeout_ms, uint64_t
 	pthread_t store;
 	int made = -1;
 
-	assert_int_equal(kv_tcp_listen("127.0.0.1:0", &listener, where), KV_OK);
+	assert_int_equal(kv_tcp_listen("127.0.0.1:0", 8, &listener, where), KV_OK);
 	snprintf(address, sizeof address, "store.test%s", strchr(where, ':'));
 	assert_int_equal(pthread_create(&store, NULL, serve, NULL), 0);
 	status = kv_secure_dial(&dial, &made, &secure);
