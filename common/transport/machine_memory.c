@@ -143,13 +143,14 @@ static void read_cgroups(const char *root, struct kv_machine_memory *memory)
 
 enum kv_status kv_machine_memory_read(const char *root, struct kv_machine_memory *memory)
 {
-	struct kv_machine_memory found = {0, UINT64_MAX, UINT64_MAX, 0};
+	struct kv_machine_memory found = {0, UINT64_MAX, UINT64_MAX, 0, UINT64_MAX};
 	char path[PATH_SIZE];
 	struct statvfs shm;
 
 	snprintf(path, sizeof path, "%s/proc/meminfo", root);
 	if (!read_named(path, "MemAvailable:", "MemAvailable:", 1024, &found.available))
 		return kv_fail(KV_IO, "%s does not say how much memory is available", path);
+	(void)read_named(path, "MemTotal:", "MemTotal:", 1024, &found.total);
 	read_cgroups(root, &found);
 	snprintf(path, sizeof path, "%s/dev/shm", root);
 	if (statvfs(path, &shm) == 0) found.shm_room = (uint64_t)shm.f_bavail * (uint64_t)shm.f_frsize;

@@ -20,6 +20,7 @@ struct kv_machine_memory {
 	    cgroup_limit;     /* the tightest limit above this process, UINT64_MAX when there is none */
 	uint64_t cgroup_room; /* what that limit leaves, page cache not counted; UINT64_MAX likewise */
 	uint64_t shm_room;    /* free in /dev/shm; 0 where there is none */
+	uint64_t total;       /* MemTotal, bytes: UINT64_MAX when it is not told */
 };
 
 /* `root` is put before every path ("" outside of tests). KV_IO when /proc/meminfo cannot be read; a

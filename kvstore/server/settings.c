@@ -22,6 +22,7 @@
 #define LEAST_MEMORY         (UINT64_C(1) << 20)
 #define OWN_MEMORY           (UINT64_C(16) << 20)
 #define LEAST_DISK           (UINT64_C(1) << 20)
+#define MIB_MASK             ((UINT64_C(1) << 20) - 1)
 #define DEFAULT_SOCKET       "/run/clusterkv/kvstored.sock"
 #define DEFAULT_STATS_SOCKET "/run/clusterkv/stats.sock"
 
@@ -381,11 +382,14 @@ static void look_at_http(const char *address)
 static enum kv_status look(const struct kv_command *command, const void *untyped)
 {
 	const struct kvs_settings *settings = untyped;
+	struct kv_machine_memory machine;
 	struct kv_trusted_network network;
 	uint8_t secret[KV_SECRET_BYTES];
 	enum kv_status status;
 
 	(void)command;
+	KV_TRY(kv_machine_memory_read("", &machine));
+	KV_TRY(kvs_settings_memory(settings, &machine));
 	KV_TRY(kvs_settings_descriptors(settings));
 	KV_TRY(look_at_socket(settings->socket, DEFAULT_SOCKET));
 	KV_TRY(look_at_socket(settings->stats_socket, DEFAULT_STATS_SOCKET));
@@ -444,18 +448,30 @@ static uint64_t least(uint64_t a, uint64_t b)
 
 /* Beside the arena the store needs some memory itself; at the cgroup's limit the kernel kills. */
 static enum kv_status check_cgroup(
-    const struct kvs_settings *settings, const struct kv_machine_memory *machine)
+    const struct kvs_settings *settings, uint64_t room, const char *leaves)
 {
 	const uint64_t own = OWN_MEMORY + settings->memory / 64;
 	char asked[KV_PARSE_TEXT_SIZE], needed[KV_PARSE_TEXT_SIZE], there[KV_PARSE_TEXT_SIZE];
 
-	if (settings->memory <= machine->cgroup_room && own <= machine->cgroup_room - settings->memory)
-		return KV_OK;
+	if (settings->memory <= room && own <= room - settings->memory) return KV_OK;
 	return kv_fail(KV_LIMIT,
-	    "memory=%s and %s for the store itself are more than the cgroup's limit leaves (%s): lower "
+	    "memory=%s and %s for the store itself are more than the cgroup's limit%s (%s): lower "
 	    "--memory or raise MemoryMax",
-	    kv_format_size(settings->memory, asked), kv_format_size(own, needed),
-	    kv_format_size(machine->cgroup_room & ~((UINT64_C(1) << 20) - 1), there));
+	    kv_format_size(settings->memory, asked), kv_format_size(own, needed), leaves,
+	    kv_format_size(room & ~MIB_MASK, there));
+}
+
+enum kv_status kvs_settings_memory(
+    const struct kvs_settings *settings, const struct kv_machine_memory *machine)
+{
+	char asked[KV_PARSE_TEXT_SIZE], there[KV_PARSE_TEXT_SIZE];
+
+	if (!settings->memory) return KV_OK;
+	if (settings->memory > machine->total)
+		return kv_fail(KV_LIMIT, "memory=%s is more than this machine has (%s): lower --memory",
+		    kv_format_size(settings->memory, asked),
+		    kv_format_size(machine->total & ~MIB_MASK, there));
+	return check_cgroup(settings, machine->cgroup_limit, "");
 }
 
 enum kv_status kvs_settings_complete(struct kvs_settings *settings)
@@ -474,16 +490,15 @@ enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 	if (!settings->memory) {
 		settings->memory =
 		    least(DEFAULT_MEMORY, least(machine.available, machine.cgroup_limit) / 4);
-		settings->memory &= ~((UINT64_C(1) << 20) - 1);
+		settings->memory &= ~MIB_MASK;
 		if (settings->memory < LEAST_MEMORY) settings->memory = LEAST_MEMORY;
 	}
 	if (settings->memory > available)
 		return kv_fail(KV_LIMIT,
 		    "memory=%s is more than this machine has available (%s%s): lower --memory",
-		    kv_format_size(settings->memory, asked),
-		    kv_format_size(available & ~((UINT64_C(1) << 20) - 1), there),
+		    kv_format_size(settings->memory, asked), kv_format_size(available & ~MIB_MASK, there),
 		    machine.cgroup_room < machine.available ? " under the cgroup's limit" : "");
-	return check_cgroup(settings, &machine);
+	return check_cgroup(settings, machine.cgroup_room, " leaves");
 }
 
 uint64_t kvs_settings_region(const struct kvs_settings *settings)
@@ -505,13 +520,20 @@ enum kv_status kvs_settings_descriptors(const struct kvs_settings *settings)
 {
 	const uint64_t each = trusts(settings) ? 5 : 3;
 	struct kvs_settings assumed = *settings;
-	uint64_t needed, region;
-	char user[64];
+	uint64_t needed, region, regions;
+	char user[128], memory[KV_PARSE_TEXT_SIZE], part[KV_PARSE_TEXT_SIZE];
 
 	if (!assumed.memory) assumed.memory = DEFAULT_MEMORY;
 	region = kvs_settings_region(&assumed);
-	needed = ((uint64_t)assumed.max_workers + KVS_EXTRA_PEERS) * each + OTHER_DESCRIPTORS;
-	needed += region ? assumed.memory / region : 0;
-	snprintf(user, sizeof user, "max-workers: %u workers and the arena need", assumed.max_workers);
-	return kv_process_descriptors(needed, user, "--max-workers");
+	regions = region ? assumed.memory / region : 0;
+	needed = ((uint64_t)assumed.max_workers + KVS_EXTRA_PEERS) * each;
+	if (regions > needed)
+		snprintf(user, sizeof user, "memory: %s in regions of %s, and %u workers, need",
+		    kv_format_size(assumed.memory, memory), kv_format_size(region, part),
+		    assumed.max_workers);
+	else
+		snprintf(
+		    user, sizeof user, "max-workers: %u workers and the arena need", assumed.max_workers);
+	return kv_process_descriptors(needed + regions + OTHER_DESCRIPTORS, user,
+	    regions > needed ? "--memory" : "--max-workers");
 }

@@ -62,10 +62,17 @@ enum kv_status kvs_allow_check(const char *text);
  * and what is there. Nothing is allocated. */
 enum kv_status kvs_settings_complete(struct kvs_settings *settings);
 
+/* Judge the memory asked for by all that there is, of which a store that runs may have any part:
+ * KV_LIMIT where none could ever start here. What is left to be chosen is fine. */
+struct kv_machine_memory;
+enum kv_status kvs_settings_memory(
+    const struct kvs_settings *settings, const struct kv_machine_memory *machine);
+
 /* The usual size of a region of complete settings. */
 uint64_t kvs_settings_region(const struct kvs_settings *settings);
 
-/* Descriptors for all that may be open at a time. KV_USAGE when the process may not have them. */
+/* Descriptors for all that may be open at a time. KV_USAGE when the process may not have them: what
+ * needs most of them, workers or the arena, is named. */
 enum kv_status kvs_settings_descriptors(const struct kvs_settings *settings);
 
 #ifdef __cplusplus

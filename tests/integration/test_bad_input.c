@@ -275,6 +275,7 @@ static void a_check_is_as_a_start(void **state)
 	        2, {"max-connections: 1000 connections need", "may have 300", "ulimit -n"}},
 	    {{FEW("300"), KVSTORED_PATH, "--config=", "--check", "--max-workers", "400"}, 2,
 	        {"max-workers: 400 workers", "may have 300", "ulimit -n"}},
+	    {{KVSTORED_PATH, "--config=", "--check", "--memory", "900TiB"}, 1, {"this machine has ("}},
 	    {{FEW("12"), KVSTORED_PATH, "--config=", "--transport", "map", "--memory", "1MiB"}, 2,
 	        {"max-workers: 64 workers", "may have 12", "ulimit -n"}},
 	};

@@ -6,6 +6,7 @@
 
 #include <cmocka.h>
 
+#include "common/transport/machine_memory.h"
 #include "kvstore/server/settings.h"
 
 static enum kv_status load(const char *const *arguments, int count, struct kvs_settings *settings)
@@ -111,6 +112,47 @@ static void test_too_much_memory(void **state)
 	assert_non_null(strstr(kv_error_message(), "--memory"));
 }
 
+#define GIB (UINT64_C(1) << 30)
+
+/* What is free does not count, as a store that runs has what another would. */
+static void test_memory_of_the_machine(void **state)
+{
+	struct kv_machine_memory machine = {0, 8 * GIB, 0, 0, 16 * GIB};
+	struct kvs_settings settings = {.memory = 17 * GIB};
+
+	(void)state;
+	assert_int_equal(kvs_settings_memory(&settings, &machine), KV_LIMIT);
+	assert_non_null(
+	    strstr(kv_error_message(), "memory=17GiB is more than this machine has (16GiB)"));
+	settings.memory = 8 * GIB;
+	assert_int_equal(kvs_settings_memory(&settings, &machine), KV_LIMIT);
+	assert_non_null(strstr(kv_error_message(), "the cgroup's limit (8GiB)"));
+	settings.memory = 7 * GIB;
+	assert_int_equal(kvs_settings_memory(&settings, &machine), KV_OK);
+	machine.cgroup_limit = UINT64_MAX;
+	settings.memory = 16 * GIB;
+	assert_int_equal(kvs_settings_memory(&settings, &machine), KV_OK);
+	settings.memory = 0;
+	machine.total = machine.cgroup_limit = 0;
+	assert_int_equal(kvs_settings_memory(&settings, &machine), KV_OK);
+}
+
+/* The larger part of what needs descriptors is named, as lowering the other would not help. */
+static void test_descriptors(void **state)
+{
+	struct kvs_settings settings = {.memory = UINT64_C(1) << 60, .max_workers = 64};
+
+	(void)state;
+	assert_int_equal(kvs_settings_descriptors(&settings), KV_USAGE);
+	assert_non_null(strstr(kv_error_message(), "in regions of 256MiB, and 64 workers, need"));
+	assert_non_null(strstr(kv_error_message(), "lower --memory"));
+	settings.memory = GIB;
+	settings.max_workers = UINT32_MAX;
+	assert_int_equal(kvs_settings_descriptors(&settings), KV_USAGE);
+	assert_non_null(strstr(kv_error_message(), "max-workers: 4294967295 workers"));
+	assert_non_null(strstr(kv_error_message(), "lower --max-workers"));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -120,6 +162,8 @@ int main(void)
 	    cmocka_unit_test(test_same_socket),
 	    cmocka_unit_test(test_http_without_stats),
 	    cmocka_unit_test(test_too_much_memory),
+	    cmocka_unit_test(test_memory_of_the_machine),
+	    cmocka_unit_test(test_descriptors),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);

@@ -59,14 +59,15 @@ static int remove_root(void **state)
 
 static void test_no_limits(void **state)
 {
-	struct kv_machine_memory memory = {1, 2, 3, 4};
+	struct kv_machine_memory memory = {1, 2, 3, 4, 5};
 
 	(void)state;
 	assert_int_equal(kv_machine_memory_read(root, &memory), KV_IO);
 	assert_int_equal(memory.available, 1);
-	make_file("proc/meminfo", "MemTotal: 100 kB\nMemAvailable:   1600 kB\n");
+	make_file("proc/meminfo", "MemTotal: 2000 kB\nMemAvailable:   1600 kB\n");
 	assert_int_equal(kv_machine_memory_read(root, &memory), KV_OK);
 	assert_int_equal(memory.available, 1600 * 1024);
+	assert_int_equal(memory.total, 2000 * 1024);
 	assert_true(memory.cgroup_room == UINT64_MAX && memory.cgroup_limit == UINT64_MAX);
 	assert_int_equal(memory.shm_room, 0);
 	remove_tree();
@@ -120,12 +121,13 @@ static void test_this_machine(void **state)
 	(void)state;
 	assert_int_equal(kv_machine_memory_read("", &memory), KV_OK);
 	assert_true(memory.available > 1 << 20);
+	assert_true(memory.total >= memory.available);
 	assert_int_equal(kv_machine_memory_check(&memory, 4096, 0), KV_OK);
 }
 
 static void test_check(void **state)
 {
-	struct kv_machine_memory memory = {1600, UINT64_MAX, UINT64_MAX, 500};
+	struct kv_machine_memory memory = {1600, UINT64_MAX, UINT64_MAX, 500, 2000};
 
 	(void)state;
 	assert_int_equal(kv_machine_memory_check(&memory, 1500, 0), KV_OK);
