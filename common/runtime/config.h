@@ -91,7 +91,7 @@ struct kv_program {
 	 * called, NULL for a program without subcommands. May be NULL. */
 	enum kv_status (*validate)(const struct kv_command *command, const void *settings);
 	/* Say, by warnings, what was given and has no effect: at a start and with --check, before
-	 * anything else. It sets the log's level. May be NULL. */
+	 * anything else. Where the settings have a log level it sets that first. May be NULL. */
 	void (*warn)(const struct kv_config *config, const struct kv_command *command,
 	    const void *settings);
 	/* With --check: look at what the settings name, such as files. May be NULL. */

@@ -88,7 +88,7 @@ bool gw_http_daemon_is_strict(void)
 {
 	unsigned major = 0, minor = 0, patch = 0;
 
-	/* Of later versions than these two. */
+	/* Versions after 0.9.76 do both. */
 	if (sscanf(MHD_get_version(), "%u.%u.%u", &major, &minor, &patch) != 3) return false;
 	return major > 0 || minor > 9 || (minor == 9 && patch > 76);
 }
