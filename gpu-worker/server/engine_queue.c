@@ -12,7 +12,8 @@
 enum { MOST_ALONE = 4, FIRST_RETRY_MS = 100 };
 
 /* So many may begin before an older one that lacks memory, then nobody: those that run end, and it
- * has the memory. Of those that were refused so many are tried again at each end. */
+ * has the memory. Of those that were refused so many, the oldest, are tried again at each end; what
+ * was not refused yet is tried wherever it is. */
 enum { MOST_PASSES = 16, MOST_HELD = 8 };
 
 void gw_queue_append(struct gw_engine *engine, struct gw_engine_request *request)
@@ -299,34 +300,51 @@ static bool is_closed(const struct gw_engine *engine)
 	return false;
 }
 
+/* Who follows `before` (NULL: the first) among those that may be tried: of those that were refused
+ * only MOST_HELD, all others, but nobody behind one that as many as may have passed. */
+static struct gw_engine_request *following(
+    const struct gw_engine *engine, struct gw_engine_request *before, uint32_t *held)
+{
+	struct gw_engine_request *request = before != NULL ? before->next : engine->first;
+
+	if (before != NULL && before->passes >= MOST_PASSES) return NULL;
+	for (; request != NULL; request = request->next) {
+		if (!request->held || ++*held <= MOST_HELD) return request;
+		if (request->passes >= MOST_PASSES) return NULL;
+	}
+	return NULL;
+}
+
 /* The first that has nothing to wait for; *room: what check_room says of it. */
 static struct gw_engine_request *find_next(struct gw_engine *engine, enum kv_status *room)
 {
+	struct gw_engine_request *request = NULL;
 	uint32_t held = 0;
 
 	if (is_closed(engine)) return NULL;
-	for (struct gw_engine_request *request = engine->first; request; request = request->next) {
-		if (!is_held(engine, request)) {
-			*room = check_room(engine, request);
-			if (*room == KV_BUSY)
-				request->lacks_memory = true;
-			else if (*room != KV_OK || !will_find(engine, request))
-				return request;
-		}
-		if (request->passes >= MOST_PASSES) return NULL;
-		if (request->held && ++held == MOST_HELD) return NULL;
+	while ((request = following(engine, request, &held)) != NULL) {
+		if (is_held(engine, request)) continue;
+		*room = check_room(engine, request);
+		if (*room == KV_BUSY)
+			request->lacks_memory = true;
+		else if (*room != KV_OK || !will_find(engine, request))
+			return request;
 	}
 	return NULL;
 }
 
 uint64_t gw_queue_look_ms(struct gw_engine *engine)
 {
+	struct gw_engine_request *request = NULL;
 	uint64_t look_ms = UINT64_MAX;
+	uint32_t held = 0;
 	enum kv_status room;
 
 	if (engine->pipeline == NULL) return look_ms;
 	if (find_next(engine, &room) != NULL) return 0;
-	for (const struct gw_engine_request *request = engine->first; request; request = request->next)
+	/* Who waits for an end, or for somebody's prompt, waits for no time. */
+	if (has_others(engine)) return look_ms;
+	while ((request = following(engine, request, &held)) != NULL)
 		if (request->held && request->retry_ms < look_ms) look_ms = request->retry_ms;
 	return look_ms;
 }

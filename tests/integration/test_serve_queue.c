@@ -19,6 +19,9 @@
 
 enum { ANSWERS = 4, ANSWER_TOKENS = 600, SMALL_PROMPT = 60, LARGE_PROMPT = 2600 };
 
+/* More than are tried again after an end. */
+enum { MANY = 9, LARGER_PROMPT = 4200 };
+
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
 enum { LONG_PROMPT = 2500, SHORTER_PROMPT = 500 };
 #else
@@ -265,7 +268,7 @@ static void sequences_that_do_not_fit_together_wait(void **state)
 	(void)state;
 	answers_alone(2, 1500, MORE, texts);
 	start(one_of_two);
-	open_call(&running, 0, 1500, "\"max_tokens\":1500,\"stream\":true");
+	open_call(&running, 0, 1500, "\"max_tokens\":3000,\"stream\":true");
 	assert_true(serve_call_tokens(&running, 1));
 	open_call(&waiting, 1, 1500, MORE);
 	assert_true(serve_wait_number(&worker, "waiting", 1));
@@ -346,7 +349,7 @@ static void a_resume_waits_for_memory(void **state)
 	(void)state;
 	start_with_store("64MiB");
 	too_small[1] = one_of_two[1] = store.address;
-	open_call(&running, 0, 1500, "\"max_tokens\":300,\"stream\":true,\"sequence\":\"big\"");
+	open_call(&running, 0, 1500, "\"max_tokens\":900,\"stream\":true,\"sequence\":\"big\"");
 	assert_true(serve_call_tokens(&running, 1));
 	serve_fixture_signal(&worker, SIGKILL);
 	serve_fixture_wait(&worker);
@@ -360,7 +363,7 @@ static void a_resume_waits_for_memory(void **state)
 	assert_int_equal(stop(NULL), 0);
 
 	start(one_of_two);
-	open_call(&running, 1, 1500, "\"max_tokens\":1500,\"stream\":true");
+	open_call(&running, 1, 1500, "\"max_tokens\":3000,\"stream\":true");
 	assert_true(serve_call_tokens(&running, 1));
 	assert_true(serve_call_open(&resumed, &worker, "POST", "/v1/completions", RESUME));
 	assert_true(serve_wait_number(&worker, "waiting", 1));
@@ -427,7 +430,7 @@ static void what_fits_passes_what_does_not(void **state)
 	(void)state;
 	answers_alone(1, LARGE_PROMPT, "\"max_tokens\":4", texts);
 	start_with_store("4MiB");
-	open_call(&running, 5, 1300, "\"max_tokens\":2000,\"stream\":true");
+	open_call(&running, 5, 1200, "\"max_tokens\":2500,\"stream\":true");
 	assert_true(serve_call_tokens(&running, 1));
 	open_call(&large, 0, LARGE_PROMPT, "\"max_tokens\":4,\"stream\":true");
 	assert_true(serve_call_read(&large, "sequence"));
@@ -439,6 +442,28 @@ static void what_fits_passes_what_does_not(void **state)
 	assert_string_equal(text, texts[0]);
 	free(texts[0]);
 	free(text);
+}
+
+/* However many wait for room, those behind them that fit have it. */
+static void what_fits_passes_many_that_do_not(void **state)
+{
+	struct serve_call running, large[MANY];
+
+	(void)state;
+	start_with_store("6MiB");
+	open_call(&running, 5, 1500, "\"max_tokens\":4000,\"stream\":true");
+	assert_true(serve_call_tokens(&running, 1));
+	for (uint32_t i = 0; i < MANY; i++) {
+		open_call(&large[i], 20 + i, LARGER_PROMPT, "\"max_tokens\":4,\"stream\":true");
+		assert_true(serve_call_read(&large[i], "sequence"));
+	}
+	ask_small(10, 1);
+	assert_false(serve_call_ended(&running));
+	for (uint32_t i = 0; i < MANY; i++) {
+		assert_false(serve_call_ended(&large[i]));
+		serve_call_close(&large[i]);
+	}
+	serve_call_close(&running);
 }
 
 /* What never fits is told so at once, and what fits goes on beside it. */
@@ -474,6 +499,7 @@ int main(void)
 	    cmocka_unit_test_teardown(answers_that_do_not_fit_together_are_put_back, stop_both),
 	    cmocka_unit_test_teardown(what_was_put_back_has_found_nothing, stop_both),
 	    cmocka_unit_test_teardown(what_fits_passes_what_does_not, stop_both),
+	    cmocka_unit_test_teardown(what_fits_passes_many_that_do_not, stop_both),
 	    cmocka_unit_test_teardown(what_never_fits_is_refused, stop_both),
 	};
 
