@@ -33,6 +33,7 @@ struct view {
 	const struct gw_selection *selection;
 	const float *q, *out; /* [group][head_dim] */
 	uint32_t layer, head, group, head_dim, count, prefix;
+	const uint8_t *rows[MOST];
 	uint8_t attended[MOST];
 	double mass[MAX_GROUP][MOST]; /* exp(logit - largest) */
 	double largest[MAX_GROUP];
@@ -54,6 +55,12 @@ static const uint8_t *row_of(const struct view *v, uint32_t position)
 	return position < s->window_start
 	           ? kvt_stored_row(s, v->layer, v->head, position)
 	           : gw_token_rows_at(&s->layers[v->layer].recent, v->head, position - s->window_start);
+}
+
+static void find_rows(struct view *v)
+{
+	for (uint32_t p = 0; p < v->count; p++)
+		v->rows[p] = row_of(v, p);
 }
 
 static void mark_attended(struct view *v)
@@ -88,7 +95,7 @@ static void weigh(struct view *v, double scale)
 
 		v->largest[g] = -HUGE_VAL;
 		for (uint32_t p = 0; p < v->count; p++) {
-			const uint8_t *row = row_of(v, p);
+			const uint8_t *row = v->rows[p];
 			double dot = 0.0;
 
 			for (uint32_t i = 0; i < v->head_dim; i++)
@@ -119,7 +126,7 @@ static void add_lost_mass_and_error(const struct view *v, struct sums *sums)
 			double full = 0.0, d;
 
 			for (uint32_t p = 0; p < v->count; p++)
-				full += v->mass[g][p] / all * number_of(row_of(v, p), v->head_dim + i);
+				full += v->mass[g][p] / all * number_of(v->rows[p], v->head_dim + i);
 			d = (double)v->out[g * v->head_dim + i] - full;
 			difference += d * d;
 			norm += full * full;
@@ -205,6 +212,7 @@ static void add_step(const struct kvt_talk *talk, struct sums *sums)
 		sums->window += window;
 		sums->bytes += (double)((budget + window) * pipeline->row_bytes +
 		                        clusters * (4 * (size_t)v.head_dim + 8));
+		find_rows(&v);
 		mark_attended(&v);
 		weigh(&v, scale);
 		add_lost_mass_and_error(&v, sums);
