@@ -153,6 +153,7 @@ enum kv_status gw_engine_submit(
 	request->id = engine->last_id + 1;
 	request->owner = owner;
 	request->asked = *asked;
+	request->others_began = asked->resume_id != NULL;
 	if (!send(engine, GW_MESSAGE_SUBMIT, request->id, request)) {
 		kv_free(o->allocator, request);
 		return kv_fail(KV_BUSY, "the engine has not read its last messages yet");

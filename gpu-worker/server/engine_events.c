@@ -72,9 +72,9 @@ void gw_engine_finish(
 	if (request->session != NULL) {
 		if (status == KV_OK) result->finish = gw_session_finish(request->session);
 		/* What broke here, or was interrupted, may go on elsewhere; what nobody wants may not, nor
-		 * what no store has room for. */
-		if (status == KV_TOO_LARGE)
-			gw_session_give_up(request->session);
+		 * what the store has too little room for. What others began is theirs, and stays. */
+		if (status == KV_TOO_LARGE && !request->others_began)
+			gw_session_discard(request->session);
 		else if (status != KV_OK && !(request->cancelled && !engine->stopping))
 			gw_session_keep(request->session);
 		result->report = gw_session_report(request->session);

@@ -15,7 +15,8 @@ struct gw_engine_request {
 	uint64_t id;
 	void *owner;
 	struct gw_session_request asked;
-	bool begun; /* loop side */
+	bool begun;        /* loop side */
+	bool others_began; /* it was asked for as a resume; what was put back here is one, too, later */
 
 	struct gw_engine_request *next; /* in the waiting queue */
 	struct gw_session *session;

@@ -294,6 +294,11 @@ void gw_session_give_up(struct gw_session *session)
 	session->keep = session->resumed;
 }
 
+void gw_session_discard(struct gw_session *session)
+{
+	session->keep = 0;
+}
+
 const char *gw_session_id(const struct gw_session *session)
 {
 	return gw_sequence_id(session->sequence);

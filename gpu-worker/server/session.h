@@ -73,6 +73,9 @@ enum kv_status gw_session_put_back(struct gw_session *session);
 /* Closing shall leave nothing of it but what was there before. */
 void gw_session_give_up(struct gw_session *session);
 
+/* Closing shall leave nothing of it, also when it was there before. */
+void gw_session_discard(struct gw_session *session);
+
 const char *gw_session_id(const struct gw_session *session);
 struct gw_sequence *gw_session_sequence(struct gw_session *session);
 

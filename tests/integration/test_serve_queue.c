@@ -162,15 +162,29 @@ static int stop_both(void **state)
 	return store_fixture_stop(&store) && !failed ? 0 : -1;
 }
 
-static void start_with_store(const char *memory)
+static void start_with_options(const char *const *store_options)
 {
-	const char *const store_options[] = {"--memory", memory, NULL};
 	const char *worker_options[] = {"--store", NULL, NULL};
 
 	assert_true(store_fixture_init(&store));
 	assert_true(store_fixture_start(&store, store_options));
 	worker_options[1] = store.address;
 	start(worker_options);
+}
+
+static void start_with_store(const char *memory)
+{
+	const char *const options[] = {"--memory", memory, NULL};
+
+	start_with_options(options);
+}
+
+/* Unlike of all its memory, of a quota the store's user finds each byte. */
+static void start_with_quota(const char *quota)
+{
+	const char *const options[] = {"--memory", "8MiB", "--tenant-quota", quota, NULL};
+
+	start_with_options(options);
 }
 
 static void finish_calls(struct serve_call *calls, struct serve_reply *replies, uint32_t count)
@@ -406,6 +420,56 @@ static void what_was_put_back_has_found_nothing(void **state)
 	free(large);
 }
 
+/* What never fits is refused with 400, and the store has as many sequences afterwards. */
+static void assert_never_fits(const char *body, double orphans)
+{
+	struct serve_reply reply;
+
+	assert_true(serve_ask(&worker, "POST", "/v1/completions", body, &reply));
+	if (reply.code != 400) fail_msg("%d: %s", reply.code, reply.body);
+	assert_non_null(strstr(reply.body, "\"store_too_small\""));
+	serve_reply_deinit(&reply);
+	assert_true(store_fixture_wait_stat(&store, "sequences{state=\"active\"}", 0, 3000));
+	assert_true(store_fixture_wait_stat(&store, "sequences{state=\"orphaned\"}", orphans, 3000));
+}
+
+/* An answer that was put back, went on alone and came to more than the store has room for: nobody
+ * is to find it there. */
+static void what_was_put_back_and_never_fits_is_discarded(void **state)
+{
+	char *small = prompt_of(1, 100), *large = prompt_of(2, 400), body[8192];
+
+	(void)state;
+	snprintf(body, sizeof body,
+	    "{\"prompt\":[%s,%s],\"temperature\":0,\"ignore_end\":true,\"max_tokens\":700}", small,
+	    large);
+	start_with_quota("1MiB");
+	assert_never_fits(body, 0);
+	wait_until_counted(2);
+	assert_true(metric("clusterkv_worker_put_back_total") > 0);
+	free(small);
+	free(large);
+}
+
+/* Who resumes what others began, and is told that it never fits, leaves it to them. */
+static void what_others_began_and_never_fits_stays(void **state)
+{
+	const char *options[] = {"--store", NULL, NULL};
+	struct serve_call begun;
+
+	(void)state;
+	start_with_quota("2MiB");
+	options[1] = store.address;
+	open_call(&begun, 0, 300, "\"max_tokens\":3000,\"stream\":true,\"sequence\":\"theirs\"");
+	assert_true(serve_call_tokens(&begun, 1));
+	serve_fixture_signal(&worker, SIGKILL);
+	serve_fixture_wait(&worker);
+	serve_call_close(&begun);
+	assert_true(store_fixture_wait_stat(&store, "sequences{state=\"orphaned\"}", 1, 3000));
+	start(options);
+	assert_never_fits("{\"resume\":\"theirs\"}", 1);
+}
+
 static char *streamed_text(struct serve_call *call)
 {
 	struct serve_stream stream;
@@ -498,6 +562,8 @@ int main(void)
 	    cmocka_unit_test_teardown(prompts_that_do_not_fit_together_wait, stop_both),
 	    cmocka_unit_test_teardown(answers_that_do_not_fit_together_are_put_back, stop_both),
 	    cmocka_unit_test_teardown(what_was_put_back_has_found_nothing, stop_both),
+	    cmocka_unit_test_teardown(what_was_put_back_and_never_fits_is_discarded, stop_both),
+	    cmocka_unit_test_teardown(what_others_began_and_never_fits_stays, stop_both),
 	    cmocka_unit_test_teardown(what_fits_passes_what_does_not, stop_both),
 	    cmocka_unit_test_teardown(what_fits_passes_many_that_do_not, stop_both),
 	    cmocka_unit_test_teardown(what_never_fits_is_refused, stop_both),
