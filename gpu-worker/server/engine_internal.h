@@ -28,6 +28,7 @@ struct gw_engine_request {
 	bool told_opened;                          /* GW_EVENT_OPENED was sent */
 	bool stalled;  /* the store has no memory for what its next step needs */
 	bool put_back; /* its sequence is in the store and nobody's, until it is resumed */
+	uint64_t finds_until; /* above prompts_closed: it is to find what an open prompt stores */
 	/* What finds no memory waits in the queue, by age, and those behind it may pass. */
 	bool lacks_memory;                     /* since it last had its first token, or ever */
 	uint32_t passes;                       /* how many younger ones have begun meanwhile */
@@ -74,6 +75,7 @@ struct gw_engine {
 	struct gw_engine_request *open[KN_MAX_DECODE_ROWS]; /* prompts that are being computed, in the
 	                                                       order in which they were opened */
 	uint32_t open_count;
+	uint64_t prompts_closed; /* that were open: through, failed, cancelled or refused */
 	uint64_t ends;       /* sequences that have ended */
 	int64_t owed_ns;     /* to the first of them: prefill_order.h */
 	uint64_t unit_ns;    /* that the last unit of a prompt took */

@@ -281,15 +281,20 @@ static enum kv_status check_resumed(
 	return check_room(engine, request);
 }
 
-/* Would it find in the store what an open prompt is about to put there? */
-static bool will_find(const struct gw_engine *engine, const struct gw_engine_request *request)
+/* Would it find in the store what an open prompt is about to put there? While that is open it
+ * would, so many that wait for one prompt are not compared with it in each turn. */
+static bool will_find(const struct gw_engine *engine, struct gw_engine_request *request)
 {
 	struct gw_open_prompt prompts[KN_MAX_DECODE_ROWS];
 
 	if (gw_pipeline_options(engine->pipeline)->store == NULL) return false;
+	if (request->finds_until > engine->prompts_closed) return true;
 	gw_queue_describe_open(engine, prompts);
-	return gw_prefill_will_find(
-	    prompts, engine->open_count, request->asked.tokens, request->asked.token_count);
+	if (!gw_prefill_will_find(
+	        prompts, engine->open_count, request->asked.tokens, request->asked.token_count))
+		return false;
+	request->finds_until = engine->prompts_closed + 1;
+	return true;
 }
 
 /* Has one that is open, and not begun, been passed by as many as may? */

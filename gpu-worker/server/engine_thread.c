@@ -181,6 +181,7 @@ static void advance(struct gw_engine *engine, uint32_t index)
 	engine->owed_ns = gw_prefill_account(engine->owed_ns, index, engine->unit_ns);
 	if (status == KV_OK && !ready) return;
 	gw_engine_remove_at(engine->open, &engine->open_count, index);
+	engine->prompts_closed++;
 	/* Who is the oldest now is owed nothing yet. */
 	if (index == 0) engine->owed_ns = 0;
 	if (status == KV_OK) {

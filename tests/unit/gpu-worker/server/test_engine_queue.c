@@ -125,6 +125,20 @@ static void only_who_may_be_tried_is_waited_for(void **state)
 	assert_int_equal(gw_queue_look_ms(&queue->engine), 0);
 }
 
+/* Who waits for what an open prompt stores is judged again when one is closed, not before. */
+static void who_waits_for_a_prompt_is_judged_at_its_end(void **state)
+{
+	struct queue *queue = *state;
+	struct gw_engine_request *request = append(queue);
+
+	run_one(queue);
+	queue->pipeline.options.store = (void *)queue;
+	request->finds_until = queue->engine.prompts_closed + 1;
+	assert_true(gw_queue_look_ms(&queue->engine) == UINT64_MAX);
+	queue->engine.prompts_closed++;
+	assert_int_equal(gw_queue_look_ms(&queue->engine), 0);
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -132,6 +146,8 @@ int main(void)
 	    cmocka_unit_test_setup_teardown(nobody_is_seen_behind_one_that_was_passed, begin, end),
 	    cmocka_unit_test_setup_teardown(the_oldest_are_tried_after_an_end, begin, end),
 	    cmocka_unit_test_setup_teardown(only_who_may_be_tried_is_waited_for, begin, end),
+	    cmocka_unit_test_setup_teardown(
+	        who_waits_for_a_prompt_is_judged_at_its_end, begin, end),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
