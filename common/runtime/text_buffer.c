@@ -179,6 +179,12 @@ void kv_text_put_double(struct kv_text_buffer *text, double value, const char *n
 		kv_text_put(text, null_text);
 		return;
 	}
+	/* Who counts does not want an exponent. */
+	if (fabs(value) < 1e15 && trunc(value) == value) {
+		snprintf(digits, sizeof digits, "%.0f", value);
+		kv_text_put(text, digits);
+		return;
+	}
 	for (int precision = 6; precision <= 17; precision++) {
 		snprintf(digits, sizeof digits, "%.*g", precision, value);
 		if (strtod(digits, NULL) == value) break;
