@@ -116,6 +116,9 @@ static bool run_line(struct reader *reader)
 	size_t taken;
 
 	if (end == NULL) return false;
+	/* A line ends where it does, not at a zero byte. */
+	for (char *at = reader->input; at < end; at++)
+		if (*at == '\0') *at = '?';
 	*end = '\0';
 	taken = (size_t)(end - reader->input) + 1;
 	if (end > reader->input && end[-1] == '\r') end[-1] = '\0';

@@ -115,6 +115,9 @@ static bool run_line(struct reader *reader)
 	struct kvs_server *server = reader->owner->server;
 
 	if (!end) return false;
+	/* A line ends where it does, not at a zero byte. */
+	for (char *at = reader->input; at < end; at++)
+		if (*at == '\0') *at = '?';
 	*end = '\0';
 	if (end > reader->input && end[-1] == '\r') end[-1] = '\0';
 	reader->served = true;

@@ -163,6 +163,10 @@ static void test_http(void **state)
 	put(descriptor, "version\nGET / HTTP/1.1\nquit\n");
 	assert_true(begins(read_all(descriptor, 5000), "VERSION "));
 	assert_non_null(strstr(answer, "ERROR unknown command"));
+	/* A zero byte is no end of a command. */
+	descriptor = connect_stats();
+	assert_int_equal(send(descriptor, "drain\0 off\nquit\n", 16, MSG_NOSIGNAL), 16);
+	assert_true(begins(read_all(descriptor, 5000), "ERROR unknown command \"drain? off\""));
 }
 
 /* HEAD is told what GET is told, but the body: also how long that would be. */
