@@ -159,7 +159,7 @@ static int stop_both(void **state)
 {
 	int failed = stop(state);
 
-	return store_fixture_stop(&store) && !failed ? 0 : -1;
+	return store_fixture_deinit(&store, failed) && !failed ? 0 : -1;
 }
 
 static void start_with_options(const char *const *store_options)
