@@ -78,6 +78,8 @@ void *gw_connection_url(void *context, const char *url, struct MHD_Connection *d
 	/* A first request's head has been waited for since the connection came. */
 	if (connection->phase == GW_PHASE_IDLE) gw_connection_phase(connection, GW_PHASE_HEAD);
 	connection->bad_url = url == NULL || is_bad_url(url);
+	connection->url = url;
+	connection->url_end = url == NULL ? NULL : url + strlen(url);
 	return NULL;
 }
 

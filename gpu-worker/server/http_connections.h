@@ -61,7 +61,9 @@ struct gw_connection {
 	bool extra;        /* the same beyond --address-connections */
 	bool last;         /* its request is: the body is of chunks, whose framing cannot be judged */
 	bool bad_url;      /* its request's path cannot be meant */
-	bool unread;       /* was answered before it had sent all */
+	/* The URL as it came, in the daemon's memory: it ends at a NUL, or where the line says. */
+	const char *url, *url_end;
+	bool unread; /* was answered before it had sent all */
 };
 
 /* A socket that the daemon is done with while the client may still be sending: what comes is thrown

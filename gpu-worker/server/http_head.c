@@ -59,14 +59,15 @@ static enum MHD_Result count(void *context, enum MHD_ValueKind kind, const char 
  * each CR and LF that ends a line and for the colon behind a field's name. So a line that ended in
  * a bare LF lacks a NUL, a NUL that the client sent is one too many, and a line that goes on with
  * the field before it (which the daemon joins to that field's name!) begins with a space. */
-static bool has_whole_lines(
-    const char *method, const char *version, size_t size, const struct facts *facts)
+static bool has_whole_lines(const struct gw_http_line *line, size_t size, const struct facts *facts)
 {
-	const char *at = version, *end = method + size;
+	const char *at = line->version, *end = line->method + size;
 	unsigned fields = 0;
 
 	/* Not from the same memory: the daemon has put the head elsewhere. */
-	if ((uintptr_t)version <= (uintptr_t)method || (uintptr_t)version >= (uintptr_t)end)
+	if ((uintptr_t)at <= (uintptr_t)line->method || (uintptr_t)at >= (uintptr_t)end) return false;
+	/* Parts of the first line are one NUL apart, which was a space. */
+	if (line->url != line->method + strlen(line->method) + 1 || line->version != line->url_end + 1)
 		return false;
 	at += strnlen(at, (size_t)(end - at));
 	for (;;) {
@@ -120,7 +121,7 @@ static const struct row *judge(const struct facts *facts, size_t size, bool old)
 	return NULL;
 }
 
-int gw_http_head_check(struct MHD_Connection *connection, const char *method, const char *version,
+int gw_http_head_check(struct MHD_Connection *connection, const struct gw_http_line *line,
     struct gw_http_error *error, const char **message)
 {
 	const union MHD_ConnectionInfo *info =
@@ -131,9 +132,8 @@ int gw_http_head_check(struct MHD_Connection *connection, const char *method, co
 
 	MHD_get_connection_values_n(connection, MHD_HEADER_KIND, count, &facts);
 	if (info != NULL) size = info->header_size;
-	if (!gw_http_daemon_is_strict() && !has_whole_lines(method, version, size, &facts))
-		facts.malformed = true;
-	row = judge(&facts, size, strcmp(version, "HTTP/1.0") == 0);
+	if (!gw_http_daemon_is_strict() && !has_whole_lines(line, size, &facts)) facts.malformed = true;
+	row = judge(&facts, size, strcmp(line->version, "HTTP/1.0") == 0);
 	if (row == NULL) return 1;
 	*error = (struct gw_http_error){
 	    row->code, row->code == 501 ? "server_error" : "invalid_request_error", row->name};

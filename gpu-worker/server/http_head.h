@@ -19,8 +19,14 @@ enum { GW_MAX_HEAD = 16 << 10, GW_MAX_HEAD_FIELDS = 100 };
  * fields that go on in the next line. Where it does not, gw_http_head_check does. */
 bool gw_http_daemon_is_strict(void);
 
+/* Parts of a request's first line, in the daemon's memory. The URL is that which came, and from
+ * `url_end` on changed since. */
+struct gw_http_line {
+	const char *method, *url, *url_end, *version;
+};
+
 /* True when the request may be answered; else *error and *message (static) say why not. */
-int gw_http_head_check(struct MHD_Connection *connection, const char *method, const char *version,
+int gw_http_head_check(struct MHD_Connection *connection, const struct gw_http_line *line,
     struct gw_http_error *error, const char **message);
 
 /* The path of a URL in absolute form ("http://host/path"), as proxies send it; any other as it is.

@@ -284,9 +284,13 @@ static bool refuse_head(struct gw_http_server *server, struct MHD_Connection *co
 	const struct gw_connection *own = gw_connection_of(connection);
 	struct gw_http_error error = {400, "invalid_request_error", "invalid_url"};
 	const char *message = "the request's path is too long or cannot be meant";
-	bool right = own == NULL || !own->bad_url;
+	bool right = own != NULL && !own->bad_url;
 
-	if (right) right = gw_http_head_check(connection, method, version, &error, &message) != 0;
+	if (right) {
+		const struct gw_http_line line = {method, own->url, own->url_end, version};
+
+		right = gw_http_head_check(connection, &line, &error, &message) != 0;
+	}
 	if (!right) *result = gw_http_refuse(server, connection, &error, message, &close);
 	return !right;
 }

@@ -126,6 +126,12 @@ static void lines_that_are_read_in_two_ways_are_refused(void **state)
 	    "GET /health HTTP/1.1\nHost: test\n\n",
 	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a\rContent-Length: 4\r\n\r\n",
 	    /* A NUL as it is, for each @. */
+	    "GET /health@ HTTP/1.1\r\nHost: test\r\n\r\n",
+	    "GET /health@/v1/models HTTP/1.1\r\nHost: test\r\n\r\n",
+	    "GET /health?a=@b HTTP/1.1\r\nHost: test\r\n\r\n",
+	    "GET@X /health HTTP/1.1\r\nHost: test\r\n\r\n",
+	    "GET  /health HTTP/1.1\r\nHost: test\r\n\r\n",
+	    "GET /health  HTTP/1.1\r\nHost: test\r\n\r\n",
 	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a@b\r\n\r\n",
 	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a@@Y: b\r\n\r\n",
 	    "GET /health HTTP/1.1\r\nHost: test\r\nX: a@@Y@b\r\n\r\n",
@@ -150,6 +156,7 @@ static void lines_that_are_read_in_two_ways_are_refused(void **state)
 	}
 	/* What looks like it, and is none. */
 	expect(HEAD("GET", "/health?a%20b&c=%0a%0dd") "\r\n", 200, "\"ok\"");
+	expect(HEAD("GET", "http://test/health?a=b&c") "\r\n", 200, "\"ok\"");
 	expect(HEAD("GET", "/health") "Empty:\r\nBlank: \r\nCookie: a=b; c=d  \r\n\r\n", 200, "\"ok\"");
 	expect("\r\n\n" HEAD("GET", "/health") "\r\n", 200, "\"ok\"");
 	snprintf(text, sizeof text,
