@@ -37,8 +37,8 @@ static const char *const *arguments(const char *memory, const char *size, const 
 
 static void start(const char *more)
 {
-	assert_true(
-	    store_fixture_start(&fixture, arguments("--memory=6MiB", "--disk-size=64MiB", more)));
+	assert_true(store_fixture_start_with_disk(
+	    &fixture, arguments("--memory=6MiB", "--disk-size=64MiB", more)));
 	store = test_connect(&fixture, "worker");
 }
 
@@ -168,7 +168,7 @@ static void test_restart(void **state)
 	assert_int_equal((int)stat_of("disk_promoted_segments_total"), 3 * CUTS);
 	/* The same user under another name is another tenant, and finds nothing. */
 	stop();
-	assert_true(store_fixture_start(
+	assert_true(store_fixture_start_with_disk(
 	    &fixture, arguments("--memory=6MiB", "--disk-size=64MiB", "--tenants=*=other")));
 	store = test_connect(&fixture, "worker");
 	assert_int_equal(hits(0), 0);
@@ -360,7 +360,7 @@ static void test_damaged_piece(void **state)
 	store_prompts(1, 1);
 	stop();
 	/* Another tenant finds nothing of it. */
-	assert_true(store_fixture_start(
+	assert_true(store_fixture_start_with_disk(
 	    &fixture, arguments("--memory=6MiB", "--disk-size=64MiB", "--tenants=*=other")));
 	store = test_connect(&fixture, "worker");
 	wait_files(CUTS);
@@ -471,8 +471,8 @@ static void test_full_disk(void **state)
 static void test_disk_size(void **state)
 {
 	(void)state;
-	assert_true(
-	    store_fixture_start(&fixture, arguments("--memory=6MiB", "--disk-size=4MiB", NULL)));
+	assert_true(store_fixture_start_with_disk(
+	    &fixture, arguments("--memory=6MiB", "--disk-size=4MiB", NULL)));
 	store = test_connect(&fixture, "worker");
 	for (int seed = 0; seed < 6; seed++) {
 		test_store_prompt(store, seed);
@@ -714,7 +714,7 @@ static void test_hanging_disk(void **state)
 		    "--end-wait=600ms", "--disk-wait=300ms", hangs[reads]};
 		const uint64_t start = store_fixture_now();
 
-		assert_true(store_fixture_start(&fixture, all));
+		assert_true(store_fixture_start_with_disk(&fixture, all));
 		store = test_connect(&fixture, "worker");
 		if (reads) {
 			/* Whoever asked waits for its time. */

@@ -38,7 +38,8 @@ static int init(void **state)
 	if (!store_fixture_init(&store)) return -1;
 	snprintf(folder, sizeof folder, "%s/disk", store.directory);
 	snprintf(disk_option, sizeof disk_option, "--disk=%s", folder);
-	return store_fixture_start(&store, store_options) && serve_fixture_start(&worker, options, true)
+	return store_fixture_start_with_disk(&store, store_options) &&
+	               serve_fixture_start(&worker, options, true)
 	           ? 0
 	           : -1;
 }
@@ -124,14 +125,14 @@ static void the_answer_is_the_same(void **state)
 	assert_string_equal(third, first);
 
 	store_fixture_kill(&store);
-	assert_true(store_fixture_start(&store, store_options));
+	assert_true(store_fixture_start_with_disk(&store, store_options));
 	fourth = answer(&again);
 	assert_int_equal(again, memory);
 	assert_string_equal(fourth, second);
 
 	store_fixture_kill(&store);
 	assert_true(files(true) > 0);
-	assert_true(store_fixture_start(&store, store_options));
+	assert_true(store_fixture_start_with_disk(&store, store_options));
 	fifth = answer(&damaged);
 	assert_int_equal(damaged, 0);
 	assert_int_equal((int)store_fixture_stat(&store, "disk_set_aside_total"), 1);
@@ -162,7 +163,7 @@ static void a_common_beginning_is_found(void **state)
 	assert_int_equal(cold, 0);
 	store_fixture_kill(&store);
 	files(false);
-	assert_true(store_fixture_start(&store, store_options));
+	assert_true(store_fixture_start_with_disk(&store, store_options));
 	of_first = serve_answer_to(&worker, first, &unused);
 	assert_non_null(of_first);
 	assert_int_equal(unused, 0);

@@ -371,6 +371,35 @@ double store_fixture_stat(const struct store_fixture *fixture, const char *name)
 	return value;
 }
 
+static unsigned count_lines(const char *log, const char *words)
+{
+	FILE *file = fopen(log, "r");
+	char line[1024];
+	unsigned count = 0;
+
+	while (file && fgets(line, sizeof line, file))
+		count += strstr(line, words) != NULL;
+	if (file) fclose(file);
+	return count;
+}
+
+bool store_fixture_start_with_disk(struct store_fixture *fixture, const char *const *arguments)
+{
+	static const char read[] = "disk tier: index read";
+	const unsigned before = count_lines(fixture->log, read);
+	const uint64_t deadline = store_fixture_now() + STOP_MS;
+
+	if (!store_fixture_start(fixture, arguments)) return false;
+	while (count_lines(fixture->log, read) == before) {
+		if (store_fixture_now() >= deadline) {
+			fprintf(stderr, "kvstored does not read its folder of files\n");
+			return false;
+		}
+		store_fixture_sleep(5);
+	}
+	return true;
+}
+
 bool store_fixture_wait_stat(
     const struct store_fixture *fixture, const char *name, double value, unsigned wait_ms)
 {

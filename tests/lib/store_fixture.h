@@ -34,6 +34,9 @@ bool store_fixture_init(struct store_fixture *fixture);
 /* Start kvstored with --socket, --stats-socket, a small --memory, and then the NULL-terminated
  * `arguments` (may be NULL), and wait until it answers health. False after printing its log. */
 bool store_fixture_start(struct store_fixture *fixture, const char *const *arguments);
+/* The same with options of a disk tier, and wait until its folder has been read: before, a store
+ * that is ready may not find what has a file. */
+bool store_fixture_start_with_disk(struct store_fixture *fixture, const char *const *arguments);
 
 /* Run every program that is started from now on by these arguments before its own (a command with
  * its options, such as ip netns exec NAME); NULL: none. Borrowed. */
