@@ -3,7 +3,6 @@
 #include "tests/lib/store_client_test.h"
 
 #include <arpa/inet.h>
-#include <dirent.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
@@ -574,31 +573,6 @@ static void a_line_to_nowhere_harms_nobody(void **state)
 	kvc_close(worker);
 }
 
-/* The kvline that this process has started; 0: none. */
-static pid_t kvline_of(pid_t parent)
-{
-	DIR *folder = opendir("/proc");
-	const struct dirent *entry;
-	pid_t found = 0;
-
-	assert_non_null(folder);
-	while (!found && (entry = readdir(folder))) {
-		char path[300], name[32] = "";
-		int pid = 0, started_by = 0;
-		FILE *file;
-
-		snprintf(path, sizeof path, "/proc/%.20s/stat", entry->d_name);
-		file = fopen(path, "r");
-		if (!file) continue;
-		if (fscanf(file, "%d (%31[^)]) %*c %d", &pid, name, &started_by) == 3 &&
-		    started_by == parent && strcmp(name, "kvline") == 0)
-			found = pid;
-		fclose(file);
-	}
-	closedir(folder);
-	return found;
-}
-
 /* The end of a line's process takes as long as the system wants, and no answer waits for it: here
  * as long as who traces it has not let go of it. Nothing is left of it then. */
 static void the_end_of_a_line_is_not_waited_for(void **state)
@@ -614,7 +588,7 @@ static void the_end_of_a_line_is_not_waited_for(void **state)
 	line.transport = "ucx";
 	line_attach(&line, 1);
 	assert_int_equal(ask_for_line(&line, address, sizeof address), KV_OK);
-	kvline = kvline_of(store.pid);
+	kvline = process_child(store.pid, "kvline");
 	if (kvline == 0 || ptrace(PTRACE_SEIZE, kvline, NULL, NULL) != 0) {
 		line_close(&line);
 		kvc_close(worker);
@@ -622,12 +596,12 @@ static void the_end_of_a_line_is_not_waited_for(void **state)
 	}
 	line_close(&line);
 	assert_true(store_fixture_wait_stat(&store, "workers{state=\"connected\"}", 1, 4000));
-	assert_int_equal(kvline_of(store.pid), kvline);
+	assert_int_equal(process_child(store.pid, "kvline"), kvline);
 	assert_int_equal(kvc_connected(worker), 1);
 	assert_int_equal(waitpid(kvline, NULL, 0), kvline);
-	for (int i = 0; i < 100 && kvline_of(store.pid) != 0; i++)
+	for (int i = 0; i < 100 && process_child(store.pid, "kvline") != 0; i++)
 		store_fixture_sleep(50);
-	assert_int_equal(kvline_of(store.pid), 0);
+	assert_int_equal(process_child(store.pid, "kvline"), 0);
 	kvc_close(worker);
 }
 

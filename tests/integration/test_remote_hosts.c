@@ -358,31 +358,6 @@ static void the_same_answer_by_ucx(void **state)
 	free(prompt);
 }
 
-/* The kvline that this process has started; 0: none. */
-static pid_t kvline_of(pid_t parent)
-{
-	DIR *folder = opendir("/proc");
-	const struct dirent *entry;
-	pid_t found = 0;
-
-	assert_non_null(folder);
-	while (!found && (entry = readdir(folder))) {
-		char path[300], name[32] = "";
-		int pid = 0, started_by = 0;
-		FILE *file;
-
-		snprintf(path, sizeof path, "/proc/%.20s/stat", entry->d_name);
-		file = fopen(path, "r");
-		if (!file) continue;
-		if (fscanf(file, "%d (%31[^)]) %*c %d", &pid, name, &started_by) == 3 &&
-		    started_by == parent && strcmp(name, "kvline") == 0)
-			found = pid;
-		fclose(file);
-	}
-	closedir(folder);
-	return found;
-}
-
 /* How many sockets listen in the network of that process; fails for one at another address than
  * these. */
 static unsigned count_listeners(pid_t pid, const char *const *addresses)
@@ -457,7 +432,7 @@ static void a_line_holds_under_load(void **state)
 	assert_true(all > 10e6);
 	/* The few that found no slot free came in answers. */
 	assert_true(by_line > 0.9 * all);
-	assert_true(kvline_of(worker.pid) > 0);
+	assert_true(process_child(worker.pid, "kvline") > 0);
 }
 
 static void check_listeners(void)
@@ -505,7 +480,7 @@ static void what_ends_kvline_ends_nothing_else(void **state)
 
 		is_by(trial_own(before), "ucx");
 		check_listeners();
-		victim = kvline_of(turn ? store.pid : worker.pid);
+		victim = process_child(turn ? store.pid : worker.pid, "kvline");
 		assert_true(victim > 0);
 		assert_true(serve_call_open(&call, &worker, "POST", "/v1/completions", long_one));
 		assert_true(serve_call_tokens(&call, 20));

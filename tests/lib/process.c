@@ -216,3 +216,32 @@ unsigned process_count(const char *word)
 	closedir(directory);
 	return count;
 }
+
+static bool is_child(const char *pid, pid_t parent, const char *name)
+{
+	char path[300], found[32] = "";
+	int started_by = 0;
+	bool read;
+	FILE *file;
+
+	snprintf(path, sizeof path, "/proc/%.200s/stat", pid);
+	file = fopen(path, "r");
+	if (!file) return false;
+	read = fscanf(file, "%*d (%31[^)]) %*c %d", found, &started_by) == 2;
+	fclose(file);
+	return read && started_by == parent && strcmp(found, name) == 0;
+}
+
+pid_t process_child(pid_t parent, const char *name)
+{
+	DIR *directory = opendir("/proc");
+	struct dirent *entry;
+	pid_t found = 0;
+
+	if (!directory) return -1;
+	while (!found && (entry = readdir(directory)))
+		if (isdigit((unsigned char)entry->d_name[0]) && is_child(entry->d_name, parent, name))
+			found = (pid_t)atoi(entry->d_name);
+	closedir(directory);
+	return found;
+}

@@ -48,6 +48,9 @@ void process_deinit(struct process *process);
 /* Processes that have `word` among their arguments. */
 unsigned process_count(const char *word);
 
+/* One that `parent` has started and whose program is called so; 0: none, -1: it cannot be told. */
+pid_t process_child(pid_t parent, const char *name);
+
 #ifdef __cplusplus
 }
 #endif
