@@ -589,7 +589,8 @@ static void the_end_of_a_line_is_not_waited_for(void **state)
 	line_attach(&line, 1);
 	assert_int_equal(ask_for_line(&line, address, sizeof address), KV_OK);
 	kvline = process_child(store.pid, "kvline");
-	if (kvline == 0 || ptrace(PTRACE_SEIZE, kvline, NULL, NULL) != 0) {
+	assert_true(kvline > 0);
+	if (ptrace(PTRACE_SEIZE, kvline, NULL, NULL) != 0) {
 		line_close(&line);
 		kvc_close(worker);
 		skip();
