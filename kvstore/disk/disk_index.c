@@ -130,7 +130,7 @@ uint32_t kvs_disk_index_closest(const struct kvs_disk_index *index,
 {
 	const struct family *family = find_family(index, prompt->parent);
 	const struct entry *closest = NULL;
-	struct kvs_disk_sums sums = {0};
+	struct kvs_disk_sums sums = {.count = 1, .lengths = {prompt->tokens}, .sums = {prompt->all}};
 	uint32_t most = 0, looked_at = 0;
 	struct kv_list *node;
 
