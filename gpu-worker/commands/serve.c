@@ -1,4 +1,5 @@
 /* gpu-worker serve: the loop with its signals and its clock; engine and HTTP server do the work. */
+#include <malloc.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -349,14 +350,25 @@ static enum kv_status open_all(struct serving *serving)
 	return KV_OK;
 }
 
+/* Large buffers, as of bodies, go back to the system when they are freed. Otherwise malloc would
+ * come to keep those that are as large as what was freed before. */
+static void return_large_buffers(void)
+{
+#ifdef __GLIBC__
+	(void)mallopt(M_MMAP_THRESHOLD, 1 << 20);
+#endif
+}
+
 enum kv_status gw_command_serve(const struct gw_settings *s, struct kv_allocator *allocator)
 {
 	struct serving serving = {.settings = s,
 	    .allocator = allocator,
 	    .listen_fd = -1,
 	    .values_mutex = PTHREAD_MUTEX_INITIALIZER};
-	enum kv_status status = open_all(&serving);
+	enum kv_status status;
 
+	return_large_buffers();
+	status = open_all(&serving);
 	if (status == KV_OK) status = kv_loop_run(serving.loop);
 	if (status == KV_OK) status = serving.status;
 	gw_engine_destroy(serving.engine);
