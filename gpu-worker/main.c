@@ -1,7 +1,6 @@
 /* gpu-worker: find the command, load the settings, run it. */
 #include <sodium.h>
 
-#include "common/base/log.h"
 #include "common/base/process.h"
 #include "common/runtime/fault_point.h"
 #include "common/transport/transport.h"

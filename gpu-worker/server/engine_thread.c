@@ -2,7 +2,6 @@
  * the open prompts → one token for every running one → counters. It sleeps only when there is
  * nothing to run. */
 #include <stdio.h>
-#include <string.h>
 #include <time.h>
 
 #include "common/base/clock.h"
