@@ -333,6 +333,9 @@ static void who_lacks_memory_is_passed_by_sixteen(void **state)
 	assert_false(serve_call_ended(&running));
 	open_call(&late, 9, SMALL_PROMPT, "\"max_tokens\":4");
 	assert_true(serve_wait_number(&worker, "waiting", 2));
+	/* So many turns later, too. */
+	assert_true(serve_call_tokens(&running, 2000));
+	assert_true(serve_wait_number(&worker, "waiting", 2));
 	serve_call_close(&running);
 	assert_true(serve_call_finish(&waiting, &reply));
 	text_of(&reply);
@@ -551,6 +554,32 @@ static void what_never_fits_is_refused(void **state)
 	serve_call_close(&running);
 }
 
+/* What would fit, in a store that others hold: tried again for a while, as they may end. The other
+ * worker stands still meanwhile, and keeps what it has for a lease. */
+static void what_finds_the_store_full_is_told_so(void **state)
+{
+	const char *const options[] = {"--store", store.address, NULL};
+	struct serve_fixture first;
+	struct serve_call running, call;
+	struct serve_reply reply;
+
+	(void)state;
+	start_with_store("4MiB");
+	open_call(&running, 1, LARGE_PROMPT, "\"max_tokens\":3000,\"stream\":true");
+	assert_true(serve_call_tokens(&running, 1));
+	first = worker;
+	start(options);
+	assert_int_equal(kill(first.pid, SIGSTOP), 0);
+	open_call(&call, 2, LARGE_PROMPT, "\"max_tokens\":20");
+	assert_true(serve_call_finish(&call, &reply));
+	assert_int_equal(reply.code, 503);
+	assert_non_null(strstr(reply.body, "\"store_full\""));
+	serve_reply_deinit(&reply);
+	assert_int_equal(kill(first.pid, SIGCONT), 0);
+	serve_call_close(&running);
+	assert_true(serve_fixture_stop(&first, false));
+}
+
 int main(void)
 {
 	const struct CMUnitTest tests[] = {
@@ -567,6 +596,7 @@ int main(void)
 	    cmocka_unit_test_teardown(what_fits_passes_what_does_not, stop_both),
 	    cmocka_unit_test_teardown(what_fits_passes_many_that_do_not, stop_both),
 	    cmocka_unit_test_teardown(what_never_fits_is_refused, stop_both),
+	    cmocka_unit_test_teardown(what_finds_the_store_full_is_told_so, stop_both),
 	};
 
 	return cmocka_run_group_tests(tests, NULL, NULL);
