@@ -147,3 +147,32 @@ void engine_world_free(struct engine_world *world)
 	for (uint32_t i = 0; i < ENGINE_WORLD_REGIONS; i++)
 		free(world->region[i]);
 }
+
+uint64_t engine_world_bytes(const struct kvs_new_segment *segments, uint32_t count)
+{
+	uint64_t bytes = 0, part = 0;
+
+	for (uint32_t i = 0; i < count; i++)
+		if (kvw_segment_bytes(&engine_world_layout, segments[i].kind, segments[i].start,
+		        segments[i].tokens, &part) == KV_OK)
+			bytes += part;
+	return bytes;
+}
+
+bool engine_world_fits_alone(const struct kvs_engine *engine, const uint64_t *list, uint32_t length,
+    uint64_t asked, uint64_t quota)
+{
+	struct kvs_statistics statistics;
+
+	for (uint32_t i = 0; i < length; i++) {
+		struct kvs_segment_view view;
+
+		if (kvs_segment_find(engine, list[i], &view) == KV_OK)
+			asked += engine_world_bytes(
+			    &(struct kvs_new_segment){
+			        .start = view.start, .tokens = view.tokens, .kind = view.kind},
+			    1);
+	}
+	kvs_engine_statistics(engine, &statistics);
+	return asked <= statistics.limit_bytes && (quota == 0 || asked <= quota);
+}

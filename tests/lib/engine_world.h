@@ -48,6 +48,13 @@ void engine_world_check_empty(struct engine_world *world);
 /* Free what keeps_memory kept. */
 void engine_world_free(struct engine_world *world);
 
+/* Bytes of segments of that layout. */
+uint64_t engine_world_bytes(const struct kvs_new_segment *segments, uint32_t count);
+/* Would so many bytes fit, beside the segments of a list, if nobody else had anything? quota 0:
+ * there is none. */
+bool engine_world_fits_alone(const struct kvs_engine *engine, const uint64_t *list, uint32_t length,
+    uint64_t asked, uint64_t quota);
+
 #ifdef __cplusplus
 }
 #endif

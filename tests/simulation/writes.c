@@ -327,14 +327,9 @@ static void expect_evictions(
 {
 	const uint32_t tenant = sim->workers[sequence->worker].tenant;
 	struct kvs_tenant_info info = {0};
-	uint64_t asked = 0, part = 0;
+	const uint64_t asked = engine_world_bytes(write->shapes, write->count);
 
 	sim->may_evict = true;
-	for (uint32_t i = 0; i < write->count; i++) {
-		if (kvw_segment_bytes(&engine_world_layout, write->shapes[i].kind, write->shapes[i].start,
-		        write->shapes[i].tokens, &part) == KV_OK)
-			asked += part;
-	}
 	for (uint32_t i = 0; kvs_tenant_info(sim->engine, i, &info) == KV_OK; i++) {
 		const bool own = info.name[strlen(info.name) - 1] == (char)('0' + tenant);
 
@@ -370,6 +365,12 @@ static void reserve(struct sim *sim)
 	if (status == KV_LIMIT || status == KV_TOO_LARGE) {
 		SIM_REQUIRE(sim, sim->memory_short || sim->world.refuse_regions || sim->only_tenant >= 0,
 		    "reserve: %s", kv_error_message());
+		SIM_REQUIRE(sim,
+		    (status == KV_LIMIT) == engine_world_fits_alone(sim->engine, sequence->list,
+		                                sequence->length,
+		                                engine_world_bytes(write->shapes, write->count),
+		                                sim->quota[sim->workers[sequence->worker].tenant]),
+		    "reserve: the wrong refusal: %s", kv_error_message());
 		sim->counts.refused++;
 		return;
 	}

@@ -353,10 +353,14 @@ static bool reserve(struct world *world, struct live *sequence,
 	enum kv_status status = kvs_reserve(
 	    world->store.engine, world->peers[sequence->peer], sequence->handle, shapes, count, ids);
 
-	if (status == KV_LIMIT || status == KV_TOO_LARGE)
+	if (status == KV_LIMIT || status == KV_TOO_LARGE) {
 		assert_true(world->evicts);
-	else
+		assert_int_equal(
+		    status == KV_LIMIT, engine_world_fits_alone(world->store.engine, sequence->list,
+		                            sequence->length, engine_world_bytes(shapes, count), 0));
+	} else {
 		assert_ok(status);
+	}
 	return status == KV_OK;
 }
 
