@@ -27,7 +27,7 @@ static uint64_t own_bytes(const struct kvs_sequence *sequence)
 {
 	uint64_t bytes = 0;
 
-	for (uint32_t i = 0; sequence && i < sequence->length; i++)
+	for (uint32_t i = 0; i < sequence->length; i++)
 		bytes += sequence->list[i].segment->bytes;
 	return bytes;
 }
@@ -68,6 +68,7 @@ static enum kv_status check_request(const struct kvs_engine *engine, const struc
 	const uint64_t held = engine->state_bytes[KVS_RESERVED] + engine->state_bytes[KVS_QUARANTINED] +
 	                      engine->referenced_bytes;
 	const uint64_t cached = tenant->state_bytes[KVS_COMMITTED] - tenant->referenced_bytes;
+	bool full;
 
 	*bytes = 0;
 	*at_quota = false;
@@ -85,12 +86,13 @@ static enum kv_status check_request(const struct kvs_engine *engine, const struc
 		    &root->model->layout, segment->kind, segment->start, segment->tokens, &part));
 		if (!kv_add_u64(*bytes, part, bytes)) *bytes = UINT64_MAX;
 	}
+	/* Nothing is evicted for what cannot succeed. What would not fit alone does not fit now: a
+	 * sequence's list is a part of what is held. */
+	full = held > engine->pool.limit || *bytes > engine->pool.limit - held;
+	if (!full && fits_quota(tenant, kvs_tenant_bytes(tenant) - cached, *bytes)) return KV_OK;
 	if (sequence) KV_TRY(never_fits(engine, tenant, own_bytes(sequence), *bytes, at_quota));
-	/* Nothing is evicted for what cannot succeed. */
-	if (held > engine->pool.limit || *bytes > engine->pool.limit - held)
-		return no_room(engine, *bytes);
-	*at_quota = !fits_quota(tenant, kvs_tenant_bytes(tenant) - cached, *bytes);
-	return *at_quota ? quota_full(tenant, *bytes) : KV_OK;
+	*at_quota = !full;
+	return full ? no_room(engine, *bytes) : quota_full(tenant, *bytes);
 }
 
 enum kv_status kvs_reserve_check(struct kvs_engine *engine, uint32_t peer, uint64_t sequence,
