@@ -21,13 +21,12 @@ struct gw_engine_request {
 	struct gw_engine_request *next; /* in the waiting queue */
 	struct gw_session *session;
 	bool cancelled;
-	bool begun_prompt;                         /* the prompt's run has begun */
-	uint32_t prompt_left;                      /* tokens of the prompt that are to be computed */
-	uint64_t bytes;                            /* gw_sequence_bytes, with a limit of them */
-	uint32_t resumed_prompt, resumed_capacity; /* of a sequence that others began; 0: not known */
-	bool told_opened;                          /* GW_EVENT_OPENED was sent */
-	bool stalled;  /* the store has no memory for what its next step needs */
-	bool put_back; /* its sequence is in the store and nobody's, until it is resumed */
+	bool begun_prompt;    /* the prompt's run has begun */
+	uint32_t prompt_left; /* tokens of the prompt that are to be computed */
+	uint64_t bytes;       /* gw_sequence_bytes, where they have a limit; 0: not known */
+	bool told_opened;     /* GW_EVENT_OPENED was sent */
+	bool stalled;         /* the store has no memory for what its next step needs */
+	bool put_back;        /* its sequence is in the store and nobody's, until it is resumed */
 	uint64_t finds_until; /* above prompts_closed: it is to find what an open prompt stores */
 	/* What finds no memory waits in the queue, by age, and those behind it may pass. */
 	bool lacks_memory;                     /* since it last had its first token, or ever */
@@ -76,11 +75,11 @@ struct gw_engine {
 	                                                       order in which they were opened */
 	uint32_t open_count;
 	uint64_t prompts_closed; /* that were open: through, failed, cancelled or refused */
-	uint64_t ends;       /* sequences that have ended */
-	int64_t owed_ns;     /* to the first of them: prefill_order.h */
-	uint64_t unit_ns;    /* that the last unit of a prompt took */
-	uint64_t longest_ns; /* the longest of all */
-	uint64_t stepped_ns; /* when the running ones got their last token */
+	uint64_t ends;           /* sequences that have ended */
+	int64_t owed_ns;         /* to the first of them: prefill_order.h */
+	uint64_t unit_ns;        /* that the last unit of a prompt took */
+	uint64_t longest_ns;     /* the longest of all */
+	uint64_t stepped_ns;     /* when the running ones got their last token */
 	struct gw_engine_request *running[KN_MAX_DECODE_ROWS];
 	uint32_t running_count;
 	float *logits; /* [max_batch][vocabulary] */

@@ -236,37 +236,45 @@ void gw_queue_describe_open(const struct gw_engine *engine, struct gw_open_promp
 	}
 }
 
-/* Does what is so long fit beside the others? KV_BUSY: not before some end. */
-static enum kv_status judge_room(const struct gw_engine *engine, struct gw_engine_request *request,
+/* How much of the worker's memory it takes, which is known once. KV_NO_MEMORY: more than there may
+ * be. */
+static enum kv_status measure(const struct gw_engine *engine, struct gw_engine_request *request,
     uint32_t prompt_tokens, uint32_t max_tokens)
 {
-	uint64_t limit = engine->options.sequence_bytes, taken = 0;
-
 	request->bytes = gw_sequence_bytes(engine->pipeline, prompt_tokens, max_tokens);
-	if (request->bytes > limit)
-		return kv_fail(KV_NO_MEMORY,
-		    "a prompt of %u tokens with %u to generate takes %llu bytes of the worker's memory, "
-		    "--sequence-memory is %llu; shorten the prompt or lower max_tokens",
-		    prompt_tokens, max_tokens, (unsigned long long)request->bytes,
-		    (unsigned long long)limit);
+	if (request->bytes <= engine->options.sequence_bytes) return KV_OK;
+	return kv_fail(KV_NO_MEMORY,
+	    "a prompt of %u tokens with %u to generate takes %llu bytes of the worker's memory, "
+	    "--sequence-memory is %llu; shorten the prompt or lower max_tokens",
+	    prompt_tokens, max_tokens, (unsigned long long)request->bytes,
+	    (unsigned long long)engine->options.sequence_bytes);
+}
+
+/* What sequences take that are there. */
+static uint64_t taken_bytes(const struct gw_engine *engine)
+{
+	uint64_t taken = 0;
+
 	for (uint32_t i = 0; i < engine->running_count; i++)
 		taken += engine->running[i]->bytes;
 	for (uint32_t i = 0; i < engine->open_count; i++)
 		taken += engine->open[i]->bytes;
-	return taken + request->bytes <= limit ? KV_OK : KV_BUSY;
+	return taken;
 }
 
-/* Of a sequence that others began it is not known how long it is before it was opened once. */
-static enum kv_status check_room(const struct gw_engine *engine, struct gw_engine_request *request)
+/* Does it fit beside the others? KV_BUSY: not before some end. */
+static enum kv_status check_room(
+    const struct gw_engine *engine, struct gw_engine_request *request, uint64_t taken)
 {
 	const struct gw_session_request *asked = &request->asked;
 
 	if (engine->options.sequence_bytes == 0) return KV_OK;
-	if (request->resumed_capacity > 0)
-		return judge_room(engine, request, request->resumed_prompt,
-		    request->resumed_capacity - request->resumed_prompt);
-	if (asked->resume_id != NULL && !request->put_back) return KV_OK;
-	return judge_room(engine, request, asked->token_count, asked->max_tokens);
+	if (request->bytes == 0) {
+		/* Of a sequence that others began it is not known how long it is before it was opened. */
+		if (request->others_began) return KV_OK;
+		KV_TRY(measure(engine, request, asked->token_count, asked->max_tokens));
+	}
+	return taken + request->bytes <= engine->options.sequence_bytes ? KV_OK : KV_BUSY;
 }
 
 /* Now it is. */
@@ -274,11 +282,11 @@ static enum kv_status check_resumed(
     const struct gw_engine *engine, struct gw_engine_request *request)
 {
 	const struct gw_sequence *sequence = gw_session_sequence(request->session);
+	uint32_t prompt = gw_sequence_prompt_tokens(sequence);
 
-	if (request->asked.resume_id == NULL || request->put_back) return KV_OK;
-	request->resumed_prompt = gw_sequence_prompt_tokens(sequence);
-	request->resumed_capacity = gw_sequence_capacity(sequence);
-	return check_room(engine, request);
+	if (engine->options.sequence_bytes == 0 || request->bytes > 0) return KV_OK;
+	KV_TRY(measure(engine, request, prompt, gw_sequence_capacity(sequence) - prompt));
+	return check_room(engine, request, taken_bytes(engine));
 }
 
 /* Would it find in the store what an open prompt is about to put there? While that is open it
@@ -324,12 +332,13 @@ static struct gw_engine_request *following(
 static struct gw_engine_request *find_next(struct gw_engine *engine, enum kv_status *room)
 {
 	struct gw_engine_request *request = NULL;
+	uint64_t taken = taken_bytes(engine);
 	uint32_t held = 0;
 
 	if (is_closed(engine)) return NULL;
 	while ((request = following(engine, request, &held)) != NULL) {
 		if (is_held(engine, request)) continue;
-		*room = check_room(engine, request);
+		*room = check_room(engine, request, taken);
 		if (*room == KV_BUSY)
 			request->lacks_memory = true;
 		else if (*room != KV_OK || !will_find(engine, request))
