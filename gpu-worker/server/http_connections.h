@@ -59,7 +59,6 @@ struct gw_connection {
 	uint64_t moved;    /* bytes of the body that came, or of the answer that went since then */
 	bool reserved;     /* beyond --max-connections: only for who asks how the worker does */
 	bool extra;        /* the same beyond --address-connections */
-	bool last;         /* its request is: the body is of chunks, whose framing cannot be judged */
 	bool bad_url;      /* its request's path cannot be meant */
 	/* The URL as it came, in the daemon's memory: it ends at a NUL, or where the line says. */
 	const char *url, *url_end;

@@ -91,11 +91,17 @@ static const char *allowed(const char *method)
 	                                     : method;
 }
 
+static bool is_chunked(struct MHD_Connection *connection)
+{
+	return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Transfer-Encoding") != NULL;
+}
+
 bool gw_http_must_close(const struct gw_http_server *server, struct MHD_Connection *connection)
 {
 	const struct gw_connection *own = gw_connection_of(connection);
 
-	return server->draining || own == NULL || own->reserved || own->extra || own->last;
+	/* How chunks are framed cannot be judged: nothing behind them is taken for a request. */
+	return server->draining || own == NULL || own->reserved || own->extra || is_chunked(connection);
 }
 
 enum MHD_Result gw_http_queue(struct gw_http_server *server, struct MHD_Connection *connection,
@@ -193,11 +199,6 @@ static bool announces_body(struct MHD_Connection *connection)
 	const char *length = MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Content-Length");
 
 	return length != NULL && strtoull(length, NULL, 10) > 0;
-}
-
-static bool is_chunked(struct MHD_Connection *connection)
-{
-	return MHD_lookup_connection_value(connection, MHD_HEADER_KIND, "Transfer-Encoding") != NULL;
 }
 
 /* HEAD is answered as GET; the daemon leaves the body out. */
@@ -363,7 +364,6 @@ static enum MHD_Result begin(struct gw_http_server *server, struct MHD_Connectio
 	enum MHD_Result result;
 	bool refused, chunked = is_chunked(connection);
 
-	if (own != NULL) own->last = chunked;
 	refused = refuse_head(server, connection, method, version, &result);
 	if (!refused) result = open_exchange(server, connection, gw_http_path(url), method, slot);
 	if (own == NULL) return result;
