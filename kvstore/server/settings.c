@@ -479,25 +479,24 @@ enum kv_status kvs_settings_complete(struct kvs_settings *settings)
 	struct kv_machine_memory machine;
 	char asked[KV_PARSE_TEXT_SIZE];
 	char there[KV_PARSE_TEXT_SIZE];
-	uint64_t available, kept = kv_sd_passed_bytes();
+	uint64_t kept = kv_sd_passed_bytes();
 
 	KV_TRY(kv_machine_memory_read("", &machine));
 	/* An arena that was kept over a restart is ours already, and counts as used. */
 	machine.available += kept;
 	machine.cgroup_room =
 	    machine.cgroup_room > UINT64_MAX - kept ? UINT64_MAX : machine.cgroup_room + kept;
-	available = least(machine.available, machine.cgroup_room);
 	if (!settings->memory) {
 		settings->memory =
 		    least(DEFAULT_MEMORY, least(machine.available, machine.cgroup_limit) / 4);
 		settings->memory &= ~MIB_MASK;
 		if (settings->memory < LEAST_MEMORY) settings->memory = LEAST_MEMORY;
 	}
-	if (settings->memory > available)
+	if (settings->memory > machine.available)
 		return kv_fail(KV_LIMIT,
-		    "memory=%s is more than this machine has available (%s%s): lower --memory",
-		    kv_format_size(settings->memory, asked), kv_format_size(available & ~MIB_MASK, there),
-		    machine.cgroup_room < machine.available ? " under the cgroup's limit" : "");
+		    "memory=%s is more than this machine has available (%s): lower --memory",
+		    kv_format_size(settings->memory, asked),
+		    kv_format_size(machine.available & ~MIB_MASK, there));
 	return check_cgroup(settings, machine.cgroup_room, " leaves");
 }
 
