@@ -26,6 +26,7 @@
 extern "C" {
 #endif
 
+/* Where the values came from, and the strings that settings point at. */
 struct kv_config;
 
 /* The kind says how a value is written and the type of the field at `offset`. */
@@ -90,8 +91,8 @@ struct kv_program {
 	/* Judge what concerns several options; `settings` is complete. `command` is the one that was
 	 * called, NULL for a program without subcommands. May be NULL. */
 	enum kv_status (*validate)(const struct kv_command *command, const void *settings);
-	/* Say, by warnings, what was given and has no effect: at a start and with --check, before
-	 * anything else. Where the settings have a log level it sets that first. May be NULL. */
+	/* Say, by warnings, what was given and has no effect: at a start and with --check, before the
+	 * settings are used. Where they have a log level it sets that first. May be NULL. */
 	void (*warn)(const struct kv_config *config, const struct kv_command *command,
 	    const void *settings);
 	/* With --check: look at what the settings name, such as files. May be NULL. */
@@ -107,8 +108,6 @@ enum kv_config_action {
 };
 
 enum kv_exit { KV_EXIT_OK = 0, KV_EXIT_FAILED = 1, KV_EXIT_USAGE = 2 };
-
-/* struct kv_config: where the values came from, and the strings that settings point at. */
 
 /* Fill `settings` (program->settings_size bytes, set only on success). `arguments` are those after
  * the program's and the command's name, borrowed until kv_config_destroy (for reloads). `command`

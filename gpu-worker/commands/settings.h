@@ -83,7 +83,8 @@ enum kv_status gw_check_cache_policy(const char *value);
 enum kv_status gw_check_name(const char *value);
 enum kv_status gw_check_sequence_id(const char *value);
 enum kv_status gw_check_stop(const char *value);
-/* For the table: with --check, the files that are named, and what goes with some models only. */
+/* For the table: with --check, what a start would take: files, prompts, addresses, descriptors, and
+ * what goes with some models only. */
 enum kv_status gw_settings_look(const struct kv_command *command, const void *settings);
 /* For the table: say what was given and has no effect with the rest, a line for each reason. */
 void gw_settings_warn(const struct kv_config *config, const struct kv_command *command,

@@ -62,9 +62,10 @@ enum kv_status kvs_allow_check(const char *text);
  * and what is there. Nothing is allocated. */
 enum kv_status kvs_settings_complete(struct kvs_settings *settings);
 
+struct kv_machine_memory;
+
 /* Judge the memory asked for by all that there is, of which a store that runs may have any part:
  * KV_LIMIT where none could ever start here. What is left to be chosen is fine. */
-struct kv_machine_memory;
 enum kv_status kvs_settings_memory(
     const struct kvs_settings *settings, const struct kv_machine_memory *machine);
 
