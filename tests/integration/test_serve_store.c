@@ -76,6 +76,16 @@ static int ask(const struct serve_fixture *fixture, const char *body, struct ser
 	return reply->code;
 }
 
+/* The other worker about a sequence whose worker died: until the store has noticed the death. */
+static int ask_heir(const char *body, struct serve_reply *reply)
+{
+	for (int i = 0; i < 400 && ask(&other, body, reply) == 409; i++) {
+		serve_reply_deinit(reply);
+		store_fixture_sleep(20);
+	}
+	return reply->code;
+}
+
 static void waits_for_a_store_that_comes_late(void **state)
 {
 	struct serve_reply reply;
@@ -243,21 +253,11 @@ static void a_dead_workers_sequence_goes_on(void **state)
 	serve_call_close(&call);
 
 	/* Who says that it has more than there can be does not make it go away. */
-	for (int i = 0;
-	     i < 400 && ask(&other, "{\"resume\":\"heir\",\"have_tokens\":3001}", &resumed) == 409;
-	     i++) {
-		serve_reply_deinit(&resumed);
-		store_fixture_sleep(20);
-	}
-	if (resumed.code != 400) fail_msg("%d: %s", resumed.code, resumed.body);
+	if (ask_heir("{\"resume\":\"heir\",\"have_tokens\":3001}", &resumed) != 400)
+		fail_msg("%d: %s", resumed.code, resumed.body);
 	serve_reply_deinit(&resumed);
 	snprintf(body, sizeof body, "{\"resume\":\"heir\",\"have_tokens\":%u}", have);
-	for (int i = 0; i < 400 && ask(&other, body, &resumed) == 409; i++) {
-		/* Until the store has noticed the death. */
-		serve_reply_deinit(&resumed);
-		store_fixture_sleep(20);
-	}
-	if (resumed.code != 200) fail_msg("%d: %s", resumed.code, resumed.body);
+	if (ask_heir(body, &resumed) != 200) fail_msg("%d: %s", resumed.code, resumed.body);
 	texts_join(&seen, resumed.json, reference.json);
 	assert_int_equal(json_array_size(own(resumed.json, "tokens")), 3000 - have);
 	serve_stream_deinit(&seen);
@@ -301,12 +301,8 @@ static void a_store_that_is_drained_is_told(void **state)
 	assert_int_equal(ask(&other, body_of(prompt, "\"max_tokens\":4"), &reply), 503);
 	assert_non_null(strstr(reply.body, "store_draining"));
 	serve_reply_deinit(&reply);
-	for (int i = 0; i < 400 && ask(&other, "{\"resume\":\"heir\",\"stream\":true}", &reply) == 409;
-	     i++) {
-		serve_reply_deinit(&reply);
-		store_fixture_sleep(20);
-	}
-	if (reply.code != 200) fail_msg("%d: %s", reply.code, reply.body);
+	if (ask_heir("{\"resume\":\"heir\",\"stream\":true}", &reply) != 200)
+		fail_msg("%d: %s", reply.code, reply.body);
 	assert_null(strstr(reply.body, "\"error\""));
 	assert_non_null(strstr(reply.body, "data: [DONE]"));
 	serve_reply_deinit(&reply);

@@ -72,20 +72,6 @@ static void test_memory_goes_back(void **state)
 	kvc_close(store);
 }
 
-/* How often the store's log says so. */
-static int logged(const char *words)
-{
-	FILE *log = fopen(fixture.log, "r");
-	char line[1024];
-	int count = 0;
-
-	assert_non_null(log);
-	while (fgets(line, sizeof line, log))
-		count += strstr(line, words) != NULL;
-	fclose(log);
-	return count;
-}
-
 /* What a quota refuses makes no memory. */
 static void test_refused_makes_no_memory(void **state)
 {
@@ -102,7 +88,7 @@ static void test_refused_makes_no_memory(void **state)
 	kvc_sequence_close(sequence, 0);
 	kvc_close(store);
 	/* The one that is always kept ahead. */
-	assert_true(logged("memory made") <= 1);
+	assert_true(store_fixture_logged(&fixture, "memory made") <= 1);
 }
 
 /* A region is made in one turn of the loop: it must not take as long as workers wait for a word. */
@@ -112,10 +98,11 @@ static void test_regions_are_small(void **state)
 
 	(void)state;
 	start(arguments);
-	for (int i = 0; i < 100 && logged("memory made") == 0; i++)
+	for (int i = 0; i < 100 && store_fixture_logged(&fixture, "memory made") == 0; i++)
 		nanosleep(&(const struct timespec){0, 50000000}, NULL);
-	assert_int_equal(logged("memory made bytes=67108864 "), logged("memory made"));
-	assert_true(logged("memory made") > 0);
+	assert_int_equal(store_fixture_logged(&fixture, "memory made bytes=67108864 "),
+	    store_fixture_logged(&fixture, "memory made"));
+	assert_true(store_fixture_logged(&fixture, "memory made") > 0);
 }
 
 /* The only place is a stopped worker's: once its lease has lapsed, it is for the next. */
@@ -154,8 +141,8 @@ static void test_log_of_many_workers(void **state)
 	start(arguments);
 	for (int i = 0; i < 30; i++)
 		kvc_close(test_connect(&fixture, "a"));
-	assert_true(logged("worker joined") > 0);
-	assert_true(logged("worker joined") < 30);
+	assert_true(store_fixture_logged(&fixture, "worker joined") > 0);
+	assert_true(store_fixture_logged(&fixture, "worker joined") < 30);
 }
 
 int main(void)

@@ -371,9 +371,9 @@ double store_fixture_stat(const struct store_fixture *fixture, const char *name)
 	return value;
 }
 
-static unsigned count_lines(const char *log, const char *words)
+unsigned store_fixture_logged(const struct store_fixture *fixture, const char *words)
 {
-	FILE *file = fopen(log, "r");
+	FILE *file = fopen(fixture->log, "r");
 	char line[1024];
 	unsigned count = 0;
 
@@ -386,11 +386,11 @@ static unsigned count_lines(const char *log, const char *words)
 bool store_fixture_start_with_disk(struct store_fixture *fixture, const char *const *arguments)
 {
 	static const char read[] = "disk tier: index read";
-	const unsigned before = count_lines(fixture->log, read);
+	const unsigned before = store_fixture_logged(fixture, read);
 	const uint64_t deadline = store_fixture_now() + STOP_MS;
 
 	if (!store_fixture_start(fixture, arguments)) return false;
-	while (count_lines(fixture->log, read) == before) {
+	while (store_fixture_logged(fixture, read) == before) {
 		if (store_fixture_now() >= deadline) {
 			fprintf(stderr, "kvstored does not read its folder of files\n");
 			return false;

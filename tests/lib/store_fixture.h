@@ -62,6 +62,9 @@ bool store_fixture_ended(struct store_fixture *fixture);
  * the store in /dev/shm. */
 bool store_fixture_deinit(struct store_fixture *fixture, bool failed);
 
+/* How many lines of the log say so. */
+unsigned store_fixture_logged(const struct store_fixture *fixture, const char *words);
+
 /* Send one line to the stats socket and read its answer (to END, EOF or the line's end). */
 bool store_fixture_ask(
     const struct store_fixture *fixture, const char *command, char *answer, size_t size);
